@@ -1,0 +1,273 @@
+"""What a run hands back, `Ranking` and its `Hit` rows, and the files it can be written to.
+
+``rankings.jsonl``
+    One `Ranking.to_dict` per line, queries in the order given. Raw scores; nothing is left out.
+
+``rankings.parquet``
+    One row per candidate: the hits of a query best first, then its dropped candidates. A query
+    without candidates has no row here (it has a line in the JSONL file).
+
+    ================  ========  ==========================================================
+    column            type      meaning
+    ================  ========  ==========================================================
+    ``query_id``      string
+    ``rank``          int32     1 for the best hit; null for what is not among the hits
+    ``id``            string    id of the candidate
+    ``score``         float64   raw score, larger is better; null when there is none
+    ``kept``          bool      the filter kept it (true without rank: beyond ``top_k``)
+    ``reason``        string    why it was kept or dropped
+    ``filter_value``  float64   the quantity that the filter compared; null when none
+    ``position``      int64     index in the candidate list as given, from 0
+    ``status``        string    how the treatment of the query went
+    ================  ========  ==========================================================
+
+``run.trec``
+    ``qid Q0 docid rank score tag``, hits only. Evaluation tools sort by score, in single precision
+    and with a tie rule of their own, so the written scores decrease strictly in float32: a score
+    that is not below the one before it becomes the next smaller float32. When a raw score of the
+    query is missing, or a later hit has a larger one, the query is written with ``1 / rank``.
+
+Numbers that are not finite are written as null, and lone surrogates (half a character, left by a
+cut or a faulty export) as U+FFFD, because neither exists in JSON or UTF-8.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+
+from ricci_gpu.errors import InputError, SettingError, missing, suggest
+
+ROWS_PER_GROUP = 1 << 16  # of a Parquet file; what is held in memory while writing it
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One candidate of one query after the run.
+
+    Args:
+        position: index in the candidate list as given.
+        id: id of the passage.
+        score: what orders the hits, larger is better; None when there is none.
+        kept: whether the filter kept it.
+        reason: short words for the user, such as ``stretched: edge 1.27 > 1``.
+        filter_value: the quantity that the filter compared; None when there is none.
+    """
+
+    position: int
+    id: str
+    score: float | None
+    kept: bool
+    reason: str
+    filter_value: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "position": self.position,
+            "id": _printable(self.id),
+            "score": _finite(self.score),
+            "kept": self.kept,
+            "reason": _printable(self.reason),
+            "filter_value": _finite(self.filter_value),
+        }
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The answer for one query.
+
+    Args:
+        hits: kept candidates, best first, at most ``top_k``.
+        dropped: all other candidates, in order.
+        status: how the treatment of the query went.
+        abstention: higher means that something relevant is more likely in the pool; None when
+            the filter has no such score.
+    """
+
+    query_id: str
+    query: str
+    hits: list[Hit]
+    dropped: list[Hit]
+    status: str
+    abstention: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that every JSON writer accepts: no NaN, no lone surrogates."""
+        return {
+            "query_id": _printable(self.query_id),
+            "query": _printable(self.query),
+            "status": self.status,
+            "abstention": _finite(self.abstention),
+            "hits": [hit.to_dict() for hit in self.hits],
+            "dropped": [hit.to_dict() for hit in self.dropped],
+        }
+
+
+def write_rankings(
+    rankings: Sequence[Ranking],
+    folder: str | os.PathLike[str],
+    formats: Sequence[str] = ("parquet", "jsonl", "trec"),
+    tag: str = "ricci_gpu",
+) -> dict[str, Path]:
+    """Write the rankings in each format (module docstring); the path of each file.
+
+    All files are completed and flushed under temporary names before the first gets its final
+    name, so a failure leaves no partial file, and what stood there before stays.
+
+    Args:
+        folder: made when it does not exist.
+        tag: the last column of the TREC run.
+
+    Raises:
+        SettingError: an unknown format.
+        InputError: an id that a TREC run cannot hold: empty, with whitespace, or given twice.
+        MissingDependencyError: Parquet without pyarrow.
+    """
+    for name in formats:
+        if name not in _WRITERS:
+            raise SettingError(f"unknown output format `{name}`. {suggest(name, _WRITERS)}")
+    paths = {name: Path(folder) / _WRITERS[name][0] for name in formats}
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        for name, path in paths.items():
+            temporary = stack.enter_context(atomic_file(path))
+            _WRITERS[name][1](rankings, temporary, tag)
+    return paths
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that replaces it, on disk, when the block succeeds."""
+    temporary = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
+    try:
+        yield temporary
+        flush_to_disk(temporary)
+        os.replace(temporary, path)
+    except BaseException:  # an interrupt must not leave half a file either
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def flush_to_disk(path: Path) -> None:
+    """Make the file survive a power cut; renaming alone does not."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _write_jsonl(rankings: Sequence[Ranking], path: Path, tag: str) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for ranking in rankings:
+            file.write(json.dumps(ranking.to_dict(), ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _write_parquet(rankings: Sequence[Ranking], path: Path, tag: str) -> None:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise missing("pyarrow", "writing Parquet", "io") from error
+    schema = pa.schema(
+        [
+            pa.field("query_id", pa.string(), nullable=False),
+            pa.field("rank", pa.int32()),
+            pa.field("id", pa.string(), nullable=False),
+            pa.field("score", pa.float64()),
+            pa.field("kept", pa.bool_(), nullable=False),
+            pa.field("reason", pa.string(), nullable=False),
+            pa.field("filter_value", pa.float64()),
+            pa.field("position", pa.int64(), nullable=False),
+            pa.field("status", pa.string(), nullable=False),
+        ]
+    )
+    with pq.ParquetWriter(path, schema) as writer:
+        rows: list[dict[str, Any]] = []
+        for ranking in rankings:
+            rows.extend(_parquet_rows(ranking))
+            if len(rows) >= ROWS_PER_GROUP:
+                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+                rows = []
+        if rows:
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+
+
+def _parquet_rows(ranking: Ranking) -> Iterator[dict[str, Any]]:
+    query = {"query_id": _printable(ranking.query_id), "status": ranking.status}
+    for rank, hit in enumerate(ranking.hits, start=1):
+        yield query | {"rank": rank} | hit.to_dict()
+    for hit in ranking.dropped:
+        yield query | {"rank": None} | hit.to_dict()
+
+
+def _write_trec(rankings: Sequence[Ranking], path: Path, tag: str) -> None:
+    _require_trec_name(tag, "the tag")
+    queries: set[str] = set()
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for ranking in rankings:
+            query_id = _printable(ranking.query_id)
+            _require_trec_name(query_id, "query id")
+            _require_new(query_id, queries, "query id")
+            documents: set[str] = set()
+            scores = _decreasing([hit.score for hit in ranking.hits])
+            for rank, (hit, score) in enumerate(zip(ranking.hits, scores, strict=True), start=1):
+                document = _printable(hit.id)
+                _require_trec_name(document, f"query `{query_id}`, passage id")
+                _require_new(document, documents, f"query `{query_id}`, passage id")
+                # nine significant digits tell every two float32 numbers apart
+                file.write(f"{query_id} Q0 {document} {rank} {score:.9g} {tag}\n")
+
+
+def _decreasing(scores: Sequence[float | None]) -> list[float]:
+    """Scores that decrease strictly in float32 (module docstring)."""
+    with np.errstate(over="ignore"):
+        raw = np.array([math.nan if score is None else score for score in scores], dtype=np.float64)
+        written = raw.astype(np.float32)
+    if not np.isfinite(written).all() or (raw[1:] > raw[:-1]).any():
+        return [1 / rank for rank in range(1, len(scores) + 1)]
+    for rank in range(1, len(written)):
+        below = np.nextafter(written[rank - 1], np.float32(-np.inf))
+        written[rank] = min(written[rank], below)
+    return written.tolist()
+
+
+def _require_trec_name(name: str, what: str) -> None:
+    if name.split() != [name]:
+        raise InputError(
+            f"a TREC run separates its columns by blanks, so {what} must be non-empty and without "
+            f"whitespace; got {name!r}. Rename it, or leave `trec` out of the formats."
+        )
+
+
+def _require_new(name: str, seen: set[str], what: str) -> None:
+    if name in seen:
+        raise InputError(
+            f"a TREC run holds each query once and each passage once per query; {what} {name!r} "
+            "comes twice. Make the ids unique, or leave `trec` out of the formats."
+        )
+    seen.add(name)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _printable(text: str) -> str:
+    """The text with each lone surrogate replaced by U+FFFD, so that UTF-8 can hold it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
+    return text
+
+
+_WRITERS: dict[str, tuple[str, Callable[[Sequence[Ranking], Path, str], None]]] = {
+    "parquet": ("rankings.parquet", _write_parquet),
+    "jsonl": ("rankings.jsonl", _write_jsonl),
+    "trec": ("run.trec", _write_trec),
+}
