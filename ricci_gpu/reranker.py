@@ -1,0 +1,272 @@
+"""The library in one class: texts, ready candidate lists or a corpus in, rankings out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ricci_gpu.batch import TokenPool
+from ricci_gpu.config import Config
+from ricci_gpu.errors import InputError
+from ricci_gpu.output import Ranking
+from ricci_gpu.pipeline import Pipeline, Pools, pack_documents
+from ricci_gpu.shapes import Float, Tensor
+
+if TYPE_CHECKING:
+    from ricci_gpu.corpus.candidates import CandidateList
+    from ricci_gpu.corpus.records import Query
+    from ricci_gpu.corpus.store import CorpusStore
+    from ricci_gpu.models.encoder import Encoder
+
+Progress = Callable[[int, int], None]
+
+
+class Reranker:
+    """Rerank queries against their candidates.
+
+    >>> from ricci_gpu import Reranker
+    >>> reranker = Reranker("default")                          # doctest: +SKIP
+    >>> ranking = reranker.rank("who wrote Emma?", documents)   # doctest: +SKIP
+    >>> [(hit.id, hit.score) for hit in ranking.hits]           # doctest: +SKIP
+
+    The answer for a query never depends on the other queries of a call.
+
+    Args:
+        config: a preset name, a YAML file, or a `Config`.
+        overrides: ``section.setting=value`` strings, applied over a preset or file.
+        encoder: a loaded encoder; by default the one that ``config.model`` names, loaded on
+            first use.
+    """
+
+    def __init__(
+        self,
+        config: Config | str | Path = "default",
+        overrides: Sequence[str] = (),
+        encoder: "Encoder | None" = None,
+    ) -> None:
+        self.config = config if isinstance(config, Config) else Config.load(config, overrides)
+        self.device = resolve_device(self.config.runtime.device)
+        self.pipeline = Pipeline(self.config, self.device)
+        self._encoder = encoder
+
+    @property
+    def encoder(self) -> "Encoder":
+        if self._encoder is None:
+            from ricci_gpu.models.encoder import Encoder
+
+            settings = self.config.model
+            self._encoder = Encoder.load(settings.name, self.device, getattr(torch, settings.dtype))
+        return self._encoder
+
+    def rank(
+        self, query: str, documents: Sequence[str], ids: Sequence[str] | None = None
+    ) -> Ranking:
+        """Rank the documents of one query; ids are their positions unless given."""
+        return self.rank_batch([query], [documents], None if ids is None else [ids])[0]
+
+    def rank_batch(
+        self,
+        queries: Sequence[str],
+        documents: Sequence[Sequence[str]],
+        ids: Sequence[Sequence[str]] | None = None,
+        progress: Progress | None = None,
+    ) -> list[Ranking]:
+        """Rank the documents of each query, in the order of the queries.
+
+        Args:
+            documents: one list per query; lists may differ in length and may be empty.
+            ids: of the documents; their positions by default.
+            progress: called with the queries done and their total.
+
+        Raises:
+            InputError: lists that do not fit together.
+        """
+        from ricci_gpu.corpus.candidates import CandidateList
+        from ricci_gpu.corpus.records import Passage, Query
+
+        if isinstance(documents, str) or any(isinstance(pool, str) for pool in documents):
+            raise InputError(
+                "`documents` must hold one list of texts per query; got a string in place of a "
+                "list. Use rank(query, documents) for one query."
+            )
+        if len(documents) != len(queries):
+            raise InputError(
+                f"`documents` must hold one list per query; got {len(documents)} lists for "
+                f"{len(queries)} queries."
+            )
+        names = ids if ids is not None else [[str(i) for i in range(len(d))] for d in documents]
+        if [len(pool) for pool in names] != [len(pool) for pool in documents]:
+            raise InputError("`ids` must hold one id per document of each query.")
+        lists = [
+            CandidateList(
+                query=Query(str(row), query),
+                passages=[
+                    Passage(name, "", text) for name, text in zip(pool_names, pool, strict=True)
+                ],
+                scores=None,
+                query_embedding=None,
+                embeddings=None,
+            )
+            for row, (query, pool, pool_names) in enumerate(
+                zip(queries, documents, names, strict=True)
+            )
+        ]
+        return list(self.rank_candidates(lists, progress))
+
+    def rank_candidates(
+        self, lists: "Sequence[CandidateList]", progress: Progress | None = None
+    ) -> Iterator[Ranking]:
+        """Rank ready candidate lists: texts, or embeddings, with or without scores.
+
+        Given embeddings are used as they are. Without given scores, the prior of a candidate is
+        its cosine to the query.
+        """
+        step, done = self.config.runtime.batch_size, 0
+        for first in range(0, len(lists), step):
+            window = lists[first : first + step]
+            yield from self.pipeline.rank(self._pools_of_candidates(window))
+            done += len(window)
+            if progress is not None:
+                progress(done, len(lists))
+
+    def rank_embeddings(
+        self,
+        query_emb: Float[Tensor, "B D"],
+        candidate_emb: Sequence[Float[Tensor, "_ D"]],
+        ids: Sequence[Sequence[str]] | None = None,
+    ) -> list[Ranking]:
+        """Rank pools of ready sentence embeddings; no text and no model is involved."""
+        names = ids if ids is not None else [[str(i) for i in range(len(c))] for c in candidate_emb]
+        pools = Pools(
+            query_ids=[str(row) for row in range(len(query_emb))],
+            queries=[""] * len(query_emb),
+            candidate_ids=names,
+            prior=[cosine(q, c) for q, c in zip(query_emb, candidate_emb, strict=True)],
+            query_emb=query_emb,
+            candidate_emb=candidate_emb,
+        )
+        return self.pipeline.rank(pools)
+
+    def search(
+        self,
+        store: "CorpusStore",
+        queries: "Sequence[Query]",
+        progress: Progress | None = None,
+    ) -> Iterator[Ranking]:
+        """Retrieve from a corpus, then filter and rerank; one ranking per query, in order."""
+        store.require_encoder(self.encoder)
+        step, done = self.config.runtime.batch_size, 0
+        for first in range(0, len(queries), step):
+            window = queries[first : first + step]
+            yield from self.pipeline.rank(self.retrieve(store, window))
+            done += len(window)
+            if progress is not None:
+                progress(done, len(queries))
+
+    def retrieve(self, store: "CorpusStore", queries: "Sequence[Query]") -> Pools:
+        """The pools of some queries: nearest passages with what the stages need of them."""
+        needs_tokens = "tokens" in self.pipeline.needs
+        with self.pipeline.timed("encode"):
+            encoded = self.encoder.encode([query.text for query in queries], tokens=needs_tokens)
+        with self.pipeline.timed("retrieve"):
+            scores, rows = store.search(encoded.vectors, self.config.retrieve.k)
+            # An approximate index may find fewer than k and fill up with -1.
+            pools = [row[row >= 0] for row in rows]
+            tokens = None
+            if needs_tokens:
+                unique, place = torch.cat(pools).unique(return_inverse=True)
+                document_tokens, document_offsets = store.token_slices(unique)
+                query_tokens, query_offsets = encoded.packed_tokens()
+                local = place.split([len(pool) for pool in pools])
+                tokens = TokenPool(
+                    query_tokens=query_tokens,
+                    query_offsets=query_offsets,
+                    document_tokens=document_tokens.to(self.device),
+                    document_offsets=document_offsets.to(self.device),
+                    document_of=pack_documents([each.tolist() for each in local]).to(self.device),
+                )
+            return Pools(
+                query_ids=[query.id for query in queries],
+                queries=[query.text for query in queries],
+                candidate_ids=[[store.passages[row].id for row in pool.tolist()] for pool in pools],
+                prior=[score[: len(pool)] for score, pool in zip(scores, pools, strict=True)],
+                query_emb=encoded.vectors,
+                candidate_emb=[store.vectors[pool].to(self.device) for pool in pools],
+                tokens=tokens,
+            )
+
+    def _pools_of_candidates(self, lists: "Sequence[CandidateList]") -> Pools:
+        """Encode what is missing; a text that comes several times is encoded once."""
+        given = [each.embeddings is not None for each in lists]
+        if any(given) and not all(given):
+            raise InputError(
+                "either every query brings embeddings or none does; got "
+                f"{sum(given)} of {len(given)} with them. Split the input in two."
+            )
+        needs_tokens = "tokens" in self.pipeline.needs
+        query_emb: Tensor | None = None
+        candidate_emb: list[Tensor] = []
+        tokens = None
+        if all(given):
+            query_emb = torch.stack([torch.as_tensor(each.query_embedding) for each in lists])
+            query_emb = query_emb.to(self.device)
+            candidate_emb = [torch.as_tensor(each.embeddings).to(self.device) for each in lists]
+        if not all(given) or (needs_tokens and all(each.has_text for each in lists)):
+            row_of: dict[str, int] = {}
+            documents = [
+                [row_of.setdefault(passage.full_text, len(row_of)) for passage in each.passages]
+                for each in lists
+            ]
+            with self.pipeline.timed("encode"):
+                encode = self.encoder.encode
+                query = encode([each.query.text for each in lists], tokens=needs_tokens)
+                passage = encode(list(row_of), tokens=needs_tokens)
+            if query_emb is None:
+                query_emb = query.vectors
+                candidate_emb = [passage.vectors[rows] for rows in documents]
+            if needs_tokens:
+                query_tokens, query_offsets = query.packed_tokens()
+                document_tokens, document_offsets = passage.packed_tokens()
+                tokens = TokenPool(
+                    query_tokens=query_tokens,
+                    query_offsets=query_offsets,
+                    document_tokens=document_tokens,
+                    document_offsets=document_offsets,
+                    document_of=pack_documents(documents).to(self.device),
+                )
+        assert query_emb is not None
+        return Pools(
+            query_ids=[each.query.id for each in lists],
+            queries=[each.query.text for each in lists],
+            candidate_ids=[[passage.id for passage in each.passages] for each in lists],
+            prior=[
+                torch.as_tensor(each.scores, dtype=torch.float32)
+                if each.scores is not None
+                else cosine(vector, vectors).cpu()
+                for each, vector, vectors in zip(lists, query_emb, candidate_emb, strict=True)
+            ],
+            query_emb=query_emb,
+            candidate_emb=candidate_emb,
+            tokens=tokens,
+        )
+
+
+def cosine(query: Float[Tensor, "D"], candidates: Float[Tensor, "n D"]) -> Float[Tensor, "n"]:
+    """Cosine of one query with its candidates; 0 for a zero vector."""
+    return torch.nn.functional.cosine_similarity(query[None, :], candidates, dim=1, eps=1e-30)
+
+
+def resolve_device(name: str) -> torch.device:
+    """``auto`` is CUDA where there is one, else the CPU; an explicit device must exist."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"`runtime.device` must name a torch device; got `{name}`.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(
+            f"`runtime.device` is `{name}`, and torch sees no CUDA device. Use `cpu` or `auto`."
+        )
+    return device
