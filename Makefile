@@ -1,11 +1,12 @@
 # The developer interface: `make demo` and `make test` need nothing but python3 (>= 3.11).
 PYTHON ?= python3
 VENV ?= .venv
+BENCH ?= .venv-bench
 BIN = $(VENV)/bin
 # Where `make` looks for the judged datasets of the benchmarks (BEIR layout).
 export RICCI_GPU_DATA ?= data
 
-.PHONY: demo test check check-full kernels format bench-flow counts clean
+.PHONY: help demo test check check-full kernels format counts bench-flow bench-maxsim clean
 .DEFAULT_GOAL := help
 
 help:
@@ -40,8 +41,23 @@ format: $(VENV)/.ready ## let ruff rewrite the files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The benchmarks' rivals have pins of their own: they live in an environment apart.
+$(BENCH)/.ready: pyproject.toml constraints.txt
+	test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --upgrade pip
+	$(BENCH)/bin/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(BENCH)/bin/python -m pip install --quiet --editable '.[all,bench]'
+	$(BENCH)/bin/python -m pip install --quiet --no-deps pylate
+	touch $@
+
 counts: $(VENV)/.ready ## the published mean-kept table, reproduced
-	$(BIN)/python -m benchmarks.mean_kept
+	$(BIN)/python -m benchmarks.mean_kept $(ARGS)
+
+bench-flow: $(BENCH)/.ready ## the flow against POT and GraphRicciCurvature
+	$(BENCH)/bin/python -m benchmarks.flow $(ARGS)
+
+bench-maxsim: $(BENCH)/.ready ## MaxSim on a CPU against maxsim-cpu, einsum and PyLate
+	$(BENCH)/bin/python -m benchmarks.maxsim $(ARGS)
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH) build .pytest_cache .mypy_cache .ruff_cache

@@ -5,14 +5,13 @@ several settings. Here: the same settings over three datasets, averaged. Run wit
 """
 
 import argparse
-import json
 
-import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from benchmarks.datasets import NAMES, embedded_pools
+from benchmarks.record import finish
 from ricci_gpu.batch import pad_pools
 from ricci_gpu.config import Config
 from ricci_gpu.pipeline import buckets
@@ -49,6 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--queries", type=int, default=300, help="per dataset (default: 300)")
     parser.add_argument("--set", dest="overrides", action="append", default=[])
+    parser.add_argument("--record", action="store_true", help="keep the figures in results/")
     options = parser.parse_args()
     table = Table(title=f"mean kept, {options.queries} queries per dataset")
     for column in ("setting", "k", *NAMES, "mean", "published", "difference"):
@@ -69,7 +69,7 @@ def main() -> None:
             f"{mean - published:+.2f}",
         )
     Console().print(table)
-    print(json.dumps({"bench": "mean_kept", "torch": torch.__version__, "rows": rows}))
+    finish({"bench": "mean_kept", "queries": options.queries, "rows": rows}, options.record)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class Status(IntEnum):
 
     OK = 0
     NOT_CONVERGED = 1  # a solver ran out of iterations; bounds are valid, the value is less exact
-    TOO_FEW_NODES = 2  # no candidate, or one: nothing to filter, all that came is kept
+    TOO_FEW_NODES = 2  # no candidate, or one: filters that compare candidates keep all that came
     BAD_EMBEDDING = 3  # a NaN, infinite or zero vector; the candidates concerned are dropped, named
 
 
@@ -146,6 +146,16 @@ def pad_pools(
         )
     if (query_emb is None) != (candidate_emb is None):
         raise InputError("give both `query_emb` and `candidate_emb`, or neither.")
+    for name, given in (
+        ("prior", prior),
+        ("query_emb", query_emb),
+        ("candidate_emb", candidate_emb),
+    ):
+        if given is not None and len(given) != batch_size:
+            raise InputError(
+                f"`{name}` must have one entry per query; got {len(given)} for {batch_size} "
+                "queries."
+            )
     padded = padded_nodes - 1
     count = torch.tensor(list(counts), dtype=torch.int64)
     mask = torch.arange(padded_nodes)[None, :] < (count + 1)[:, None]

@@ -1,6 +1,7 @@
 """The command line. Heavy packages are imported by the command that needs them."""
 
 import argparse
+import io
 import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,15 @@ examples:
   ricci-gpu rerank --candidates pools.jsonl --out runs/pools --preset ricci_filtration
   ricci-gpu rerank --corpus beir/scifact --out runs/scifact --set filter.eta=0.8
   ricci-gpu index  --corpus corpus.jsonl --out index/  &&  ricci-gpu search --index index/ "a query"
+  ricci-gpu explain runs/first --query q17 --out q17.html
   ricci-gpu doctor
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 1 for an error in input, 2 for wrong usage."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # texts may hold what no terminal can show
     parser = build_parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -31,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result: int = options.run(options)
     except RicciError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # a full disk, a folder that may not be written
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -85,6 +92,13 @@ def build_parser() -> argparse.ArgumentParser:
     _add_settings(search)
     search.set_defaults(run=_search)
 
+    explain = commands.add_parser("explain", help="one query of a finished run, as a page")
+    explain.add_argument("folder", type=Path, help="folder that `rerank --out` wrote")
+    explain.add_argument("--query", required=True, metavar="ID", help="id of the query")
+    explain.add_argument("--out", type=Path, help="the page; by default explain-ID.html in FOLDER")
+    explain.set_defaults(run=_explain)
+
+
     doctor = commands.add_parser("doctor", help="say what this machine can do")
     doctor.set_defaults(run=_doctor)
     return parser
@@ -127,11 +141,17 @@ def _rerank(options: argparse.Namespace) -> int:
         return 0
     if options.out is None:
         raise InputError("`rerank` writes files: name their folder with --out.")
+    if options.out.exists() and not options.out.is_dir():
+        raise InputError(f"--out must name a folder; {options.out} is a file. Choose another name.")
     given = [options.corpus, options.index, options.candidates]
     if sum(each is not None for each in given) != 1:
         raise InputError("give exactly one of --corpus, --index and --candidates.")
+    if options.candidates is not None and options.queries is not None:
+        raise InputError("--candidates brings its own queries: leave out --queries.")
+    from ricci_gpu.explain.record import write_record
     from ricci_gpu.output import write_rankings
 
+    log = options.queries
     if options.candidates is not None:
         from ricci_gpu.corpus.candidates import read_candidates
 
@@ -141,7 +161,6 @@ def _rerank(options: argparse.Namespace) -> int:
     else:
         from ricci_gpu.corpus.readers import read_queries
 
-        log = options.queries
         if log is None and options.corpus is not None and options.corpus.is_dir():
             log = options.corpus
         if log is None:
@@ -153,6 +172,13 @@ def _rerank(options: argparse.Namespace) -> int:
     paths = write_rankings(
         rankings, options.out, formats=options.format or ["parquet", "jsonl", "trec"]
     )
+    inputs = {
+        "corpus": options.corpus,
+        "queries": log,
+        "index": options.index,
+        "candidates": options.candidates,
+    }
+    write_record(options.out, reranker, inputs, len(rankings))
     _print_summary(rankings, reranker)
     for path in paths.values():
         print(path)
@@ -209,6 +235,19 @@ def _search(options: argparse.Namespace) -> int:
     return 0
 
 
+def _explain(options: argparse.Namespace) -> int:
+    from urllib.parse import quote
+
+    from ricci_gpu.explain.page import write_page
+    from ricci_gpu.explain.record import find_query, read_record
+    from ricci_gpu.explain.replay import replay
+
+    recorded = find_query(read_record(options.folder), options.query)
+    name = f"explain-{quote(options.query, safe=' ')}.html"  # any id makes a file name
+    print(write_page(replay(recorded), options.out or options.folder / name))
+    return 0
+
+
 def _doctor(options: argparse.Namespace) -> int:
     from ricci_gpu.doctor import report
 
@@ -244,7 +283,8 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
-    with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

@@ -5,6 +5,7 @@ dataclasses here and of the stages. ``type`` names the variant of a stage; its o
 fields of that variant.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
+from ricci_gpu.corpus.index import KINDS
 from ricci_gpu.errors import SettingError, suggest
 from ricci_gpu.registry import Registry, build_settings
 from ricci_gpu.stages import FILTERS, RERANKERS, Filter, Stage
@@ -35,7 +37,10 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class RetrieveSettings:
-    """First stage over a corpus: the ``k`` nearest passages by cosine. Unused for ready pools."""
+    """First stage over a corpus: the ``k`` nearest passages by cosine. Unused for ready pools.
+
+    ``index`` is ``flat`` (exact), ``hnsw`` or ``ivf``.
+    """
 
     k: int = 20
     index: str = "flat"
@@ -43,6 +48,10 @@ class RetrieveSettings:
     def __post_init__(self) -> None:
         if self.k < 1:
             raise SettingError(f"`retrieve.k` must be at least 1; got {self.k}.")
+        if self.index not in KINDS:
+            raise SettingError(
+                f"unknown `retrieve.index` `{self.index}`. {suggest(self.index, KINDS)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -88,10 +97,15 @@ class Config:
 
     @classmethod
     def load(cls, source: str | Path = "default", overrides: Sequence[str] = ()) -> "Config":
-        """A preset by name, or a YAML file by path; then ``key.path=value`` overrides in order."""
+        """A preset by name, or a YAML file by path; then ``key.path=value`` overrides.
+
+        Overrides apply in order, those of a stage's ``type`` first: a new type starts from its own
+        defaults.
+        """
         tree = _read(source)
-        for override in overrides:
-            _apply(tree, override)
+        parsed = [_parse(override) for override in overrides]
+        for path, value in sorted(parsed, key=lambda each: not _names_variant(each[0])):
+            _apply(tree, path, value)
         return cls.from_tree(tree)
 
     @classmethod
@@ -158,11 +172,11 @@ def _read(source: str | Path) -> dict[str, Any]:
             )
         path = preset_folder() / f"{source}.yaml"
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = _load_yaml(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise SettingError(f"cannot read the settings file {path}: {error.strerror}.") from error
-    except yaml.YAMLError as error:
-        raise SettingError(f"{path} is not valid YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise SettingError(f"{path} must be UTF-8 text ({error.reason}). Convert it.") from error
     if tree is None:
         return {}
     if not isinstance(tree, dict):
@@ -170,7 +184,25 @@ def _read(source: str | Path) -> dict[str, Any]:
     return tree
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which ``1e-3`` is a number, as in YAML 1.2; PyYAML takes it for text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def _load_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2001-99-99
+        raise SettingError(
+            f"{source} is not valid YAML: {' '.join(str(error).split())}."
+        ) from error
+
+
+def _parse(override: str) -> tuple[list[str], Any]:
     key, equals, text = override.partition("=")
     path = key.strip().split(".")
     if not equals or len(path) < 2 or not all(path):
@@ -178,11 +210,19 @@ def _apply(tree: dict[str, Any], override: str) -> None:
             "an override must read section.setting=value, such as filter.eta=0.9; got "
             f"`{override}`."
         )
+    return path, _load_yaml(text, f"override `{override}`: the value")
+
+
+def _names_variant(path: list[str]) -> bool:
+    return len(path) == 2 and path[0] in _VARIANTS and path[1] == "type"
+
+
+def _apply(tree: dict[str, Any], path: list[str], value: Any) -> None:
     branch = tree
     for name in path[:-1]:
         branch = branch.setdefault(name, {})
         if not isinstance(branch, dict):
-            raise SettingError(f"override `{override}`: `{name}` is not a section.")
-    if path == ["filter", "type"] or path == ["rerank", "type"]:
+            raise SettingError(f"override of `{'.'.join(path)}`: `{name}` is not a section.")
+    if _names_variant(path) and value != branch.get("type", getattr(Config(), path[0]).name):
         branch.clear()  # settings of another variant would not fit this one
-    branch[path[-1]] = yaml.safe_load(text)
+    branch[path[-1]] = value

@@ -222,8 +222,9 @@ def _raise_if_troubled(query_ids: Sequence[str], status: Sequence[int]) -> None:
     for code in (Status.BAD_EMBEDDING, Status.NOT_CONVERGED):
         named = [name for name, value in zip(query_ids, status, strict=True) if value == code]
         if named:
+            more = f" and {len(named) - 5} more" if len(named) > 5 else ""
             raise QueryError(
                 f"strict mode: {len(named)} queries ended as {code.name.lower()}: "
-                f"{', '.join(named[:5])}{', ...' if len(named) > 5 else ''}. Mend the input, or "
-                "set runtime.strict=false to go on with the status in the output."
+                f"{', '.join(named[:5])}{more}. Mend the input, or set runtime.strict=false to go "
+                "on with the status in the output."
             )

@@ -14,6 +14,7 @@ def build_settings(cls: type[T], what: str, settings: Mapping[str, Any]) -> T:
     """An instance of the dataclass; unknown keys and wrong types are refused, with the fix."""
     known = [field.name for field in fields(cls) if field.init]  # type: ignore[arg-type]
     hints = get_type_hints(cls)
+    given: dict[str, Any] = {}
     for key, value in settings.items():
         if key not in known:
             hint = suggest(str(key), known) if known else "It takes no settings."
@@ -21,7 +22,8 @@ def build_settings(cls: type[T], what: str, settings: Mapping[str, Any]) -> T:
         if not _matches(value, hints[key]):
             wanted = getattr(hints[key], "__name__", None) or str(hints[key])
             raise SettingError(f"{what}: `{key}` must be {wanted}; got {value!r}.")
-    return cls(**settings)
+        given[key] = float(value) if hints[key] is float else value  # YAML's 1 means 1.0
+    return cls(**given)
 
 
 def _matches(value: Any, hint: Any) -> bool:
@@ -68,7 +70,7 @@ class Registry(Generic[T]):
         return sorted(self._variants)
 
     def variant(self, name: str) -> type[T]:
-        if name not in self._variants:
+        if not isinstance(name, str) or name not in self._variants:
             hint = suggest(str(name), self._variants)
             raise SettingError(f"unknown {self.role} `{name}`. {hint}")
         return self._variants[name]

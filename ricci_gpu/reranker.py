@@ -85,6 +85,11 @@ class Reranker:
         from ricci_gpu.corpus.candidates import CandidateList
         from ricci_gpu.corpus.records import Passage, Query
 
+        if isinstance(queries, str):
+            raise InputError(
+                "`queries` must be a list of texts; got one string. Use rank(query, documents) for "
+                "one query."
+            )
         if isinstance(documents, str) or any(isinstance(pool, str) for pool in documents):
             raise InputError(
                 "`documents` must hold one list of texts per query; got a string in place of a "
@@ -122,6 +127,12 @@ class Reranker:
         Given embeddings are used as they are. Without given scores, the prior of a candidate is
         its cosine to the query.
         """
+        given = sum(each.embeddings is not None for each in lists)
+        if 0 < given < len(lists):
+            raise InputError(
+                f"either every query brings embeddings or none does; got {given} of {len(lists)} "
+                "with them. Split the input in two."
+            )
         step, done = self.config.runtime.batch_size, 0
         for first in range(0, len(lists), step):
             window = lists[first : first + step]
@@ -136,8 +147,25 @@ class Reranker:
         candidate_emb: Sequence[Float[Tensor, "_ D"]],
         ids: Sequence[Sequence[str]] | None = None,
     ) -> list[Ranking]:
-        """Rank pools of ready sentence embeddings; no text and no model is involved."""
+        """Rank pools of ready sentence embeddings; no text and no model is involved.
+
+        Raises:
+            InputError: shapes that do not fit together, or a stage that reads texts.
+        """
+        if len(candidate_emb) != len(query_emb):
+            raise InputError(
+                f"`candidate_emb` must hold one tensor per query; got {len(candidate_emb)} for "
+                f"{len(query_emb)} queries."
+            )
+        for row, vectors in enumerate(candidate_emb):
+            if vectors.ndim != 2 or vectors.shape[1] != query_emb.shape[1]:
+                raise InputError(
+                    f"query {row}: candidate vectors must have shape (candidates, "
+                    f"{query_emb.shape[1]}), the width of the query; got {tuple(vectors.shape)}."
+                )
         names = ids if ids is not None else [[str(i) for i in range(len(c))] for c in candidate_emb]
+        if [len(pool) for pool in names] != [len(pool) for pool in candidate_emb]:
+            raise InputError("`ids` must hold one id per candidate of each query.")
         pools = Pools(
             query_ids=[str(row) for row in range(len(query_emb))],
             queries=[""] * len(query_emb),
@@ -198,21 +226,16 @@ class Reranker:
 
     def _pools_of_candidates(self, lists: "Sequence[CandidateList]") -> Pools:
         """Encode what is missing; a text that comes several times is encoded once."""
-        given = [each.embeddings is not None for each in lists]
-        if any(given) and not all(given):
-            raise InputError(
-                "either every query brings embeddings or none does; got "
-                f"{sum(given)} of {len(given)} with them. Split the input in two."
-            )
+        given = lists[0].embeddings is not None  # `rank_candidates` has checked that all agree
         needs_tokens = "tokens" in self.pipeline.needs
         query_emb: Tensor | None = None
         candidate_emb: list[Tensor] = []
         tokens = None
-        if all(given):
+        if given:
             query_emb = torch.stack([torch.as_tensor(each.query_embedding) for each in lists])
             query_emb = query_emb.to(self.device)
             candidate_emb = [torch.as_tensor(each.embeddings).to(self.device) for each in lists]
-        if not all(given) or (needs_tokens and all(each.has_text for each in lists)):
+        if not given or (needs_tokens and all(each.has_text for each in lists)):
             row_of: dict[str, int] = {}
             documents = [
                 [row_of.setdefault(passage.full_text, len(row_of)) for passage in each.passages]
@@ -254,7 +277,10 @@ class Reranker:
 
 def cosine(query: Float[Tensor, "D"], candidates: Float[Tensor, "n D"]) -> Float[Tensor, "n"]:
     """Cosine of one query with its candidates; 0 for a zero vector."""
-    return torch.nn.functional.cosine_similarity(query[None, :], candidates, dim=1, eps=1e-30)
+    # In double precision, where half-precision vectors neither underflow nor lose their order.
+    return torch.nn.functional.cosine_similarity(
+        query[None, :].double(), candidates.double(), dim=1, eps=1e-30
+    )
 
 
 def resolve_device(name: str) -> torch.device:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from ricci_gpu.errors import SettingError
+from ricci_gpu.errors import InputError, SettingError
 from ricci_gpu.shapes import Bool, Float, Tensor
 
 # Masses of interchangeable chunks are all exactly the mean; float32 sums them to within 1e-6.
@@ -61,12 +61,15 @@ def token_transport(
         raise SettingError(f"`temperature` must be greater than 0; got {temperature}.")
     if steps < 1:
         raise SettingError(f"`steps` must be at least 1; got {steps}.")
+    if token_mass is not None and bool((token_mask & (token_mass < 0)).any()):
+        least = float(torch.where(token_mask, token_mass, 0.0).min())
+        raise InputError(f"`token_mass` must not be negative; got {least:g}.")
     present = candidate_mask[:, None, :] & token_mask[:, :, None]
     similarity = torch.where(present, maxima, -torch.inf)
     # A token that no chunk can take (all chunks empty) is left out of the sum. One at NaN is not:
     # it makes the masses NaN, for the caller to see.
     usable = (~torch.isneginf(similarity)).any(dim=2)
-    mass = torch.ones_like(similarity[:, :, 0]) if token_mass is None else token_mass
+    mass = similarity.new_ones(token_mask.shape) if token_mass is None else token_mass
     mass = torch.where(usable, mass, 0.0)
     total = mass.sum(dim=1, keepdim=True)
     told = total > 0

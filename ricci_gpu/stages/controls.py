@@ -1,6 +1,7 @@
 """Filters without geometry: what every other filter has to beat at the same number kept."""
 
 import hashlib
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,7 +13,7 @@ from ricci_gpu.ops import cutoffs
 from ricci_gpu.ops.adjacency import cosine_dissimilarity, percentile_threshold, threshold_graph
 from ricci_gpu.ops.maxsim import maxsim_from_maxima
 from ricci_gpu.shapes import Bool, Float, Tensor
-from ricci_gpu.stages.interface import FILTERS, Filter, good_nodes, token_similarity
+from ricci_gpu.stages.interface import FILTERS, Filter, good_nodes, good_tokens
 
 
 @FILTERS.register("none")
@@ -50,15 +51,18 @@ class ScoreFilter(Filter):
         raise NotImplementedError
 
     def __call__(self, batch: QueryGraphBatch) -> QueryGraphBatch:
-        score = batch.prior
+        score, judged = batch.prior, torch.ones_like(batch.keep[:, :1])
         if self.on == "maxsim":
-            batch, maxima, token_mask = token_similarity(batch)
+            batch, maxima, token_mask, judged = good_tokens(batch)
             score = maxsim_from_maxima(maxima, token_mask)
-        score = torch.where(batch.keep, score, -torch.inf)
+        score = torch.where(batch.keep & judged, score, -torch.inf)
         batch = batch.with_(
-            filter_value=torch.where(batch.keep, score, torch.nan).to(batch.filter_value.dtype)
+            filter_value=torch.where(batch.keep & judged, score, torch.nan).to(
+                batch.filter_value.dtype
+            )
         )
-        return self.decide(batch, self.rule(score, batch.keep), score, self.reason_for_dropping())
+        keep = torch.where(judged, self.rule(score, batch.keep), True)
+        return self.decide(batch, keep, score, self.reason_for_dropping())
 
     def reason_for_dropping(self) -> Reason:
         return Reason.LOW_SCORE
@@ -114,6 +118,10 @@ class Threshold(ScoreFilter):
 
     at_least: float = 0.5
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_number("at_least", self.at_least)
+
     def rule(self, score: Float[Tensor, "B K"], mask: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
         return cutoffs.threshold(score, mask, self.at_least)
 
@@ -124,6 +132,10 @@ class ZScore(ScoreFilter):
     """Scores of at least ``at_least`` standard deviations above the mean of their own pool."""
 
     at_least: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_number("at_least", self.at_least)
 
     def rule(self, score: Float[Tensor, "B K"], mask: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
         return cutoffs.z_threshold(score, mask, self.at_least)
@@ -177,6 +189,8 @@ class Random(Filter):
         super().__post_init__()
         if self.k < 1:
             raise SettingError(f"`k` must be at least 1; got {self.k}.")
+        if not -(2**63) <= self.seed < 2**63:
+            raise SettingError(f"`seed` must fit 64 bits; got {self.seed}.")
 
     def needs(self) -> set[str]:
         return set()
@@ -249,3 +263,8 @@ class Degree(GraphFilter):
         keep = cutoffs.fixed_k(degree, batch.keep, self.k)
         keep = torch.where(nodes[:, :1], keep, True)
         return self.decide(batch, keep, degree, Reason.OUTSIDE_BUDGET)
+
+
+def _require_number(setting: str, received: float) -> None:
+    if math.isnan(received):
+        raise SettingError(f"`{setting}` must be a number; got {received}.")

@@ -113,6 +113,40 @@ def token_similarity(batch: QueryGraphBatch) -> TokenSimilarity:
     return TokenSimilarity(batch, maxima, query_token_mask(tokens, maxima.shape[1]))
 
 
+class GoodTokens(NamedTuple):
+    """`TokenSimilarity` without broken candidates, and which queries can be judged, ``[B 1]``."""
+
+    batch: QueryGraphBatch
+    maxima: Float[Tensor, "B L K"]
+    token_mask: Bool[Tensor, "B L"]
+    judged: Bool[Tensor, "B 1"]
+
+
+def good_tokens(batch: QueryGraphBatch) -> GoodTokens:
+    """Drop candidates with a NaN or infinite token vector, which would spread over the whole pool.
+
+    Where a token of the query itself is bad no candidate can be judged: all stay, and the status
+    says so.
+    """
+    batch, maxima, token_mask = token_similarity(batch)
+    tokens = batch.tokens
+    assert tokens is not None  # `token_similarity` has read them
+    bad_token = ~torch.isfinite(tokens.query_tokens).all(dim=1)
+    bad_before = torch.cat([bad_token.new_zeros(1, dtype=torch.int64), bad_token.cumsum(0)])
+    judged = bad_before[tokens.query_offsets].diff()[:, None] == 0
+    # Only an empty document has infinite maxima by right; row 0 stands for padding.
+    has_tokens = torch.cat([bad_token.new_zeros(1), tokens.document_offsets.diff() > 0])
+    broken = (~torch.isfinite(maxima) & token_mask[..., None]).any(dim=1)
+    broken = broken & has_tokens[tokens.document_of + 1] & batch.keep & judged
+    trouble = broken.any(dim=1) | ~judged[:, 0]
+    batch = batch.with_(
+        keep=batch.keep & ~broken,
+        reason=torch.where(broken, int(Reason.BAD_EMBEDDING), batch.reason),
+        status=torch.where(trouble, int(Status.BAD_EMBEDDING), batch.status),
+    )
+    return GoodTokens(batch, maxima, token_mask, judged)
+
+
 def good_nodes(batch: QueryGraphBatch) -> tuple[QueryGraphBatch, Bool[Tensor, "B N"]]:
     """Set aside nodes whose vector is NaN, infinite or zero.
 

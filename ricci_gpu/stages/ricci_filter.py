@@ -71,24 +71,12 @@ class RicciFilter(Filter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require(
-            self.graph in ("threshold", "mutual_knn"),
-            "graph",
-            "threshold or mutual_knn",
-            self.graph,
-        )
         _one_of("graph", self.graph, ("threshold", "mutual_knn"))
         _one_of("rule", self.rule, ("ge", "le"))
         _one_of("percentile_over", self.percentile_over, ("nodes", "candidates"))
         _one_of("lengths", self.lengths, ("unit", "dissimilarity"))
         _require(0 <= self.percentile <= 100, "percentile", "in [0, 100]", self.percentile)
         _require(self.neighbours >= 1, "neighbours", "at least 1", self.neighbours)
-        _require(
-            self.lengths in ("unit", "dissimilarity"),
-            "lengths",
-            "unit or dissimilarity",
-            self.lengths,
-        )
         _require(0 <= self.alpha < 1, "alpha", "in [0, 1)", self.alpha)
         _require(self.p >= 0, "p", "at least 0", self.p)
         _require(0 < self.step <= 1, "step", "in (0, 1]", self.step)

@@ -1,14 +1,14 @@
 """Keep the chunks that receive at least their share of the query's token mass."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from ricci_gpu.batch import QueryGraphBatch, Reason, Status
+from ricci_gpu.batch import QueryGraphBatch, Reason
 from ricci_gpu.errors import SettingError
 from ricci_gpu.ops.token_transport import KEEP_TOLERANCE, token_transport
-from ricci_gpu.shapes import Bool, Float, Tensor
-from ricci_gpu.stages.interface import FILTERS, Filter, token_similarity
+from ricci_gpu.stages.interface import FILTERS, Filter, good_tokens
 
 
 @FILTERS.register("token_transport")
@@ -32,8 +32,10 @@ class TokenTransportFilter(Filter):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.temperature > 0:
-            raise SettingError(f"`temperature` must be greater than 0; got {self.temperature}.")
+        if not 0 < self.temperature < math.inf:
+            raise SettingError(
+                f"`temperature` must be greater than 0 and finite; got {self.temperature}."
+            )
         if self.steps < 1:
             raise SettingError(f"`steps` must be at least 1; got {self.steps}.")
         if not self.eta > 0:
@@ -50,17 +52,19 @@ class TokenTransportFilter(Filter):
         return super().describe(reason, value)
 
     def __call__(self, batch: QueryGraphBatch) -> QueryGraphBatch:
-        batch, maxima, token_mask = token_similarity(batch)
-        batch, maxima = _set_broken_aside(batch, maxima, token_mask)
+        batch, maxima, token_mask, judged = good_tokens(batch)
         result = token_transport(
-            maxima,
+            torch.where(judged[..., None], maxima, -torch.inf),  # nothing to conclude from
             token_mask,
             batch.keep,
             temperature=self.temperature,
             steps=self.steps,
             trace=self.trace,
         )
-        keep = result.share >= self.eta * (1.0 - KEEP_TOLERANCE)
+        # A pool of one has its mean by definition, a query without tokens gives every chunk the
+        # mean: there `eta` above 1 would drop chunks that nothing speaks against.
+        told = torch.isfinite(result.abstention) & (batch.keep.sum(dim=1) >= 2)
+        keep = torch.where(told[:, None], result.share >= self.eta * (1.0 - KEEP_TOLERANCE), True)
         batch = batch.with_(
             score=torch.where(batch.keep, result.log_mass, -torch.inf),
             filter_value=torch.where(batch.keep, result.share, torch.nan),
@@ -68,22 +72,3 @@ class TokenTransportFilter(Filter):
             details={"plans": result.trace} if self.trace else batch.details,
         )
         return self.decide(batch, keep, result.log_mass, Reason.LOW_MASS)
-
-
-def _set_broken_aside(
-    batch: QueryGraphBatch, maxima: Float[Tensor, "B L K"], token_mask: Bool[Tensor, "B L"]
-) -> tuple[QueryGraphBatch, Float[Tensor, "B L K"]]:
-    """Drop chunks with a NaN similarity, which the soft-max would spread over the whole pool.
-
-    When every chunk has one, the query's own tokens are broken: no chunk can be judged, all stay,
-    and the maxima are replaced by ``-inf``, from which the transport concludes nothing.
-    """
-    broken = (torch.isnan(maxima) & token_mask[..., None]).any(dim=1) & batch.keep
-    query_broken = broken.any(dim=1, keepdim=True) & (broken == batch.keep).all(dim=1, keepdim=True)
-    out = broken & ~query_broken
-    batch = batch.with_(
-        keep=batch.keep & ~out,
-        reason=torch.where(out, int(Reason.BAD_EMBEDDING), batch.reason),
-        status=torch.where(broken.any(dim=1), int(Status.BAD_EMBEDDING), batch.status),
-    )
-    return batch, torch.where(query_broken[:, :, None], -torch.inf, maxima)

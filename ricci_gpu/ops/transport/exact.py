@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ricci_gpu.errors import InputError
 from ricci_gpu.ops.transport.interface import SOLVERS, TransportProblems, TransportSolution
 
 logger = logging.getLogger(__name__)
@@ -250,7 +251,15 @@ class ExactTransport:
     """
 
     def solve(self, problems: TransportProblems, state: Any = None) -> TransportSolution:
-        """Solve all problems; ``state`` holds the dual potentials (B, E, N) of an earlier call."""
+        """Solve all problems; ``state`` holds the dual potentials (B, E, N) of an earlier call.
+
+        A given state is written over: it serves one trajectory.
+
+        Raises:
+            InputError: NaN in a distance or a measure, which no comparison here would notice.
+        """
+        if problems.measure.isnan().any() or problems.distance.isnan().any():
+            raise InputError("distances and measures must be numbers; got NaN. Check the lengths.")
         edges, device = problems.edges, problems.distance.device
         batch, edge_count = edges.mask.shape
         size = problems.distance.shape[1]

@@ -1,0 +1,46 @@
+"""How a benchmark ends: one JSON object on the last line, and, on request, a committed file."""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).with_name("results")
+
+
+def finish(document: dict[str, Any], record: bool) -> None:
+    """Print the document with its conditions; keep it as ``results/<bench>.json`` if asked."""
+    full = document | {"conditions": conditions()}
+    if record:
+        path = RESULTS / f"{document['bench']}.json"
+        path.write_text(json.dumps(full, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(full))
+
+
+def conditions() -> dict[str, Any]:
+    """Machine, versions, commit, date, and how busy the machine was."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return {
+        "machine": f"{_processor()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": commit.stdout.strip(),
+        "date": datetime.date.today().isoformat(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,211 @@
+"""MaxSim and its per-token maxima, against loops in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ricci_gpu.batch import TokenPool
+from ricci_gpu.ops.maxsim import (
+    maxsim,
+    maxsim_from_maxima,
+    pool_maxima,
+    query_token_mask,
+    token_maxima,
+    token_maxima_reference,
+)
+
+INF, NAN = float("inf"), float("nan")
+WIDTH = 16
+
+
+def _packed(lengths: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unit vectors end to end, and their offsets."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(sum(lengths), WIDTH))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return torch.tensor(rows, dtype=torch.float32), torch.tensor(offsets, dtype=torch.int64)
+
+
+def _loops(queries, q_offsets, documents, d_offsets, pair_query, pair_document) -> np.ndarray:
+    """Maxima in float64, one token at a time; NaN beyond the tokens of a query."""
+    q, d = queries.double().numpy(), documents.double().numpy()
+    longest = int(np.diff(q_offsets).max(initial=0))
+    maxima = np.full((len(pair_query), longest), NAN)
+    for pair, (i, j) in enumerate(zip(pair_query.tolist(), pair_document.tolist(), strict=True)):
+        for place, token in enumerate(q[q_offsets[i] : q_offsets[i + 1]]):
+            similarities = [float(token @ other) for other in d[d_offsets[j] : d_offsets[j + 1]]]
+            maxima[pair, place] = max(similarities, default=-INF)
+    return maxima
+
+
+@st.composite
+def requests(draw):
+    """Ragged queries and documents, some empty; pairs repeated, shared and unsorted."""
+    q_lengths = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+    d_lengths = draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+    pair = st.tuples(st.integers(0, len(q_lengths) - 1), st.integers(0, len(d_lengths) - 1))
+    pairs = draw(st.lists(pair, max_size=12))
+    seed = draw(st.integers(0, 1000))
+    index = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
+    return (*_packed(q_lengths, seed), *_packed(d_lengths, seed + 1), index[:, 0], index[:, 1])
+
+
+@settings(max_examples=40)
+@given(requests())
+def test_maxima_and_scores_equal_loops_in_float64(request_):
+    expected = _loops(*request_)
+    real = ~np.isnan(expected)
+    for compute in (token_maxima, token_maxima_reference):
+        got = compute(*request_).numpy()
+        assert (got[~real] == -INF).all()
+        np.testing.assert_allclose(got[real], expected[real], rtol=0, atol=1e-6)
+    _, _, _, d_offsets, _, pair_document = request_
+    empty = d_offsets.diff()[pair_document].numpy() == 0
+    score = np.where(empty, -INF, np.where(real, expected, 0).sum(axis=1))
+    np.testing.assert_allclose(maxsim(*request_).numpy(), score, rtol=0, atol=4e-6)
+
+
+def test_negative_similarities_survive():
+    """A padded token of zeros would win over every one of them."""
+    query = torch.eye(WIDTH)[:2]
+    documents = torch.cat([-torch.eye(WIDTH)[:1] - 0.5 * torch.eye(WIDTH)[1:2], torch.eye(WIDTH)])
+    q_offsets, d_offsets = torch.tensor([0, 2]), torch.tensor([0, 1, 1 + WIDTH])
+    pairs = torch.tensor([0, 0]), torch.tensor([0, 1])
+    assert token_maxima(query, q_offsets, documents, d_offsets, *pairs)[0].tolist() == [-1.0, -0.5]
+    assert maxsim(query, q_offsets, documents, d_offsets, *pairs).tolist() == [-1.5, 2.0]
+
+
+def test_empty_documents_score_minus_infinity_and_empty_queries_zero():
+    queries, q_offsets = _packed([3, 0], 0)
+    documents, d_offsets = _packed([0, 2], 1)
+    pair_query, pair_document = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
+    score = maxsim(queries, q_offsets, documents, d_offsets, pair_query, pair_document)
+    assert score[0] == -INF
+    assert torch.isfinite(score[1])
+    assert score[2:].tolist() == [-INF, 0.0]
+
+
+def test_a_negative_index_stands_for_no_pair():
+    request_ = (*_packed([3, 2], 0), *_packed([4, 2], 1))
+    pair_query, pair_document = torch.tensor([0, -1, 1, 0]), torch.tensor([1, 0, -1, 0])
+    scores = maxsim(*request_, pair_query, pair_document)
+    assert scores[1:3].tolist() == [-INF, -INF]
+    assert torch.equal(scores[[0, 3]], maxsim(*request_, pair_query[[0, 3]], pair_document[[0, 3]]))
+    assert (token_maxima(*request_, pair_query, pair_document)[1:3] == -INF).all()
+
+
+def test_float64_tokens_are_scored_in_float64():
+    queries, q_offsets = _packed([5], 0)
+    documents, d_offsets = _packed([6], 1)
+    pair = torch.tensor([0]), torch.tensor([0])
+    score = maxsim(queries.double(), q_offsets, documents.double(), d_offsets, *pair)
+    expected = (queries.double() @ documents.double().T).amax(dim=1).sum()
+    assert score.dtype == torch.float64
+    assert float(score) == pytest.approx(float(expected), rel=1e-14)
+
+
+@pytest.mark.parametrize("compute", [token_maxima, token_maxima_reference])
+def test_nan_in_a_real_token_reaches_the_scores_that_read_it_and_no_other(compute):
+    queries, q_offsets = _packed([2, 2], 0)
+    documents, d_offsets = _packed([3, 3], 1)
+    documents[1, 4] = NAN
+    pairs = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
+    maxima = compute(queries, q_offsets, documents, d_offsets, *pairs)
+    assert torch.isnan(maxima).all(dim=1).tolist() == [True, False, True, False]
+    assert not torch.isnan(maxima[1::2]).any()
+    scores = maxsim(queries, q_offsets, documents, d_offsets, *pairs)
+    assert torch.isnan(scores).tolist() == [True, False, True, False]
+    documents[1, 4] = 0.0
+    queries[3, 0] = NAN  # second token of the second query
+    maxima = compute(queries, q_offsets, documents, d_offsets, *pairs)
+    assert torch.isnan(maxima).tolist() == [[False] * 2] * 2 + [[False, True]] * 2
+
+
+def test_half_precision_tokens_are_summed_in_float32():
+    queries, q_offsets = _packed([32], 0)
+    documents, d_offsets = _packed([40], 1)
+    pair = torch.tensor([0]), torch.tensor([0])
+    half = queries.half(), q_offsets, documents.half(), d_offsets
+    score = maxsim(*half, *pair)
+    assert score.dtype == torch.float32
+    widened = maxsim(half[0].float(), q_offsets, half[2].float(), d_offsets, *pair)
+    assert torch.equal(score, widened)
+
+
+def test_the_order_of_the_pairs_does_not_matter():
+    request_ = (*_packed([5, 3, 4], 0), *_packed([6, 2, 7, 1], 1))
+    pairs = torch.cartesian_prod(torch.arange(3), torch.arange(4))
+    shuffled = torch.from_numpy(np.random.default_rng(2).permutation(12))
+    sorted_scores = maxsim(*request_, pairs[:, 0], pairs[:, 1])
+    scores = maxsim(*request_, pairs[shuffled, 0], pairs[shuffled, 1])
+    torch.testing.assert_close(scores, sorted_scores[shuffled], rtol=0, atol=1e-6)
+
+
+def test_a_score_depends_on_nothing_else_in_the_batch():
+    queries, q_offsets = _packed([5, 3], 0)
+    documents, d_offsets = _packed([6, 2, 7], 1)
+    pairs = torch.cartesian_prod(torch.arange(2), torch.arange(3))
+    together = maxsim(queries, q_offsets, documents, d_offsets, pairs[:, 0], pairs[:, 1])
+    for place, (q, d) in enumerate(pairs.tolist()):
+        one = maxsim(
+            queries[q_offsets[q] : q_offsets[q + 1]],
+            torch.tensor([0, int(q_offsets[q + 1] - q_offsets[q])]),
+            documents[d_offsets[d] : d_offsets[d + 1]],
+            torch.tensor([0, int(d_offsets[d + 1] - d_offsets[d])]),
+            torch.tensor([0]),
+            torch.tensor([0]),
+        )
+        assert float(one) == pytest.approx(float(together[place]), abs=1e-5)
+
+
+def _pool(document_of: list[list[int]]) -> TokenPool:
+    return TokenPool(*_packed([4, 0, 2], 0), *_packed([3, 0, 5, 1], 1), torch.tensor(document_of))
+
+
+def test_pool_maxima_follow_the_candidates_and_leave_padding_out():
+    """Documents shared between queries, an empty document, an empty query, a padded place."""
+    pool = _pool([[2, 0, 1], [0, 3, -1], [3, -1, -1]])
+    maxima = pool_maxima(pool)
+    assert maxima.shape == (3, 4, 3)
+    for b, row in enumerate(pool.document_of.tolist()):
+        for c, document in enumerate(row):
+            if document < 0:
+                assert (maxima[b, :, c] == -INF).all()
+                continue
+            pair = torch.tensor([b]), torch.tensor([document])
+            expected = token_maxima(*_parts(pool), *pair)
+            torch.testing.assert_close(maxima[b, :, c], expected[0], rtol=0, atol=1e-6)
+
+
+def test_scores_from_shared_maxima_are_maxsim():
+    pool = _pool([[2, 0, 1], [0, 3, -1], [3, -1, -1]])
+    mask = query_token_mask(pool, 4)
+    assert mask.sum(dim=1).tolist() == [4, 0, 2]
+    scores = maxsim_from_maxima(pool_maxima(pool), mask)
+    present = pool.document_of >= 0
+    pair_query = present.nonzero()[:, 0]
+    expected = maxsim(*_parts(pool), pair_query, pool.document_of[present])
+    torch.testing.assert_close(scores[present], expected, rtol=0, atol=1e-6)
+
+
+def test_what_lies_outside_the_real_tokens_is_never_read():
+    pool = _pool([[2, 0, 1], [0, 3, -1], [3, -1, -1]])
+    mask = query_token_mask(pool, 4)
+    maxima = pool_maxima(pool)
+    poisoned = torch.where(mask[..., None], maxima, NAN)
+    assert torch.equal(maxsim_from_maxima(poisoned, mask), maxsim_from_maxima(maxima, mask))
+
+
+def test_pools_without_candidates_or_queries_have_empty_maxima():
+    assert pool_maxima(_pool([[-1, -1]] * 3)).eq(-INF).all()
+    nothing = torch.zeros(0, dtype=torch.int64)
+    queries, q_offsets = _packed([2], 0)
+    scores = maxsim(queries, q_offsets, *_packed([2], 1), nothing, nothing)
+    assert scores.shape == (0,)
+
+
+def _parts(pool: TokenPool) -> tuple[torch.Tensor, ...]:
+    return pool.query_tokens, pool.query_offsets, pool.document_tokens, pool.document_offsets
