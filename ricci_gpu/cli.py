@@ -149,13 +149,17 @@ def _rerank(options: argparse.Namespace) -> int:
     if options.candidates is not None and options.queries is not None:
         raise InputError("--candidates brings its own queries: leave out --queries.")
     from ricci_gpu.explain.record import write_record
-    from ricci_gpu.output import write_rankings
+    from ricci_gpu.output import require_trec_names, write_rankings
 
+    formats = options.format or ["parquet", "jsonl", "trec"]
     log = options.queries
     if options.candidates is not None:
         from ricci_gpu.corpus.candidates import read_candidates
 
         lists = read_candidates(options.candidates)
+        if "trec" in formats:
+            names = (passage.id for each in lists for passage in each.passages)
+            require_trec_names((each.query.id for each in lists), names)
         with progress_bar("rerank") as progress:
             rankings = list(reranker.rank_candidates(lists, progress))
     else:
@@ -166,12 +170,14 @@ def _rerank(options: argparse.Namespace) -> int:
         if log is None:
             raise InputError("name the query log with --queries.")
         queries = read_queries(log)
+        if "trec" in formats:
+            require_trec_names((query.id for query in queries), ())
         store = _open_store(options, reranker)
+        if "trec" in formats:
+            require_trec_names((), (passage.id for passage in store.passages))
         with progress_bar("rerank") as progress:
             rankings = list(reranker.search(store, queries, progress))
-    paths = write_rankings(
-        rankings, options.out, formats=options.format or ["parquet", "jsonl", "trec"]
-    )
+    paths = write_rankings(rankings, options.out, formats=formats)
     inputs = {
         "corpus": options.corpus,
         "queries": log,

@@ -34,7 +34,7 @@ cut or a faulty export) as U+FFFD, because neither exists in JSON or UTF-8.
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +118,8 @@ def write_rankings(
 ) -> dict[str, Path]:
     """Write the rankings in each format (module docstring); the path of each file.
 
-    All files are completed and flushed under temporary names before the first gets its final
-    name, so a failure leaves no partial file, and what stood there before stays.
+    All files are written whole under temporary names before the first gets its final name, and
+    each is flushed to disk before it does: no name ever stands for a partial file.
 
     Args:
         folder: made when it does not exist.
@@ -234,6 +234,14 @@ def _decreasing(scores: Sequence[float | None]) -> list[float]:
         below = np.nextafter(written[rank - 1], np.float32(-np.inf))
         written[rank] = min(written[rank], below)
     return written.tolist()
+
+
+def require_trec_names(query_ids: Iterable[str], passage_ids: Iterable[str]) -> None:
+    """Refuse ids that a TREC run cannot hold, before a long run rather than after it."""
+    for query_id in query_ids:
+        _require_trec_name(_printable(query_id), "query id")
+    for passage_id in passage_ids:
+        _require_trec_name(_printable(passage_id), "passage id")
 
 
 def _require_trec_name(name: str, what: str) -> None:

@@ -51,7 +51,13 @@ class Reranker:
         self._encoder = encoder
 
     @property
+    def loaded_encoder(self) -> "Encoder | None":
+        """The encoder if something has needed it yet."""
+        return self._encoder
+
+    @property
     def encoder(self) -> "Encoder":
+        """The encoder, loaded on first use."""
         if self._encoder is None:
             from ricci_gpu.models.encoder import Encoder
 

@@ -400,3 +400,11 @@ def test_progress_without_rich_is_silent(run, corpus, queries, out, monkeypatch)
 def test_no_bar_where_nobody_watches(run, corpus, queries, out):
     _, _, err = run("rerank", "--corpus", corpus, "--queries", queries, "--out", out)
     assert err == "model: words from a test\n"
+
+
+def test_ids_that_a_trec_run_cannot_hold_are_refused_before_work(tmp_path, fails, out, monkeypatch):
+    pools = tmp_path / "pools.jsonl"
+    pools.write_text('{"query_id": "a b", "query": "x", "candidates": []}\n')
+    monkeypatch.setattr(Reranker, "rank_candidates", lambda *_: pytest.fail("the work began"))
+    line = fails("rerank", "--candidates", pools, "--out", out)
+    assert "query id must be non-empty and without whitespace; got 'a b'" in line

@@ -84,7 +84,7 @@ def write_record(
         inputs: paths by the names in `INPUTS`, None for what was not given.
         queries: number of queries ranked.
     """
-    encoder = reranker._encoder  # the property would load one that the run did without
+    encoder = reranker.loaded_encoder  # a run may do without one
     tree = {
         "format": FORMAT,
         "version": VERSION,

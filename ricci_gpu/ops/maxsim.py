@@ -174,9 +174,10 @@ def _token_maxima_cpu(
     )
     for first, lengths, similarity, _ in similarities:
         columns = similarity.shape[1]
-        for pair, part in enumerate(similarity.split(lengths), start=first):
-            if len(part):
-                torch.amax(part, dim=0, out=maxima[pair, :columns])
+        rows = maxima[first : first + len(lengths), :columns].unbind(0)
+        for count, part, row in zip(lengths, similarity.split(lengths), rows, strict=True):
+            if count:
+                torch.amax(part, dim=0, out=row)
     return maxima
 
 
@@ -295,7 +296,8 @@ def _similarities(
         q = int(pair_query[first])
         if q < 0 or int(count.sum()) == 0:
             continue
-        query = query_tokens[query_offsets[q] : query_offsets[q + 1]]
+        # The product reads its right side in rows, which is a fifth faster on one thread.
+        query = query_tokens[query_offsets[q] : query_offsets[q + 1]].mT.contiguous()
         end = start + count
         if bool((start[1:] == end[:-1]).all()):  # the documents lie end to end: no copy
             rows = torch.arange(int(start[0]), int(end[-1]), device=count.device)
@@ -305,7 +307,7 @@ def _similarities(
             rows = torch.arange(int(count.sum()), device=count.device)
             rows += shift.repeat_interleave(count)
             tokens = document_tokens[rows]
-        yield first, count.tolist(), tokens.to(query.dtype) @ query.mT, rows
+        yield first, count.tolist(), torch.mm(tokens.to(query.dtype), query), rows
 
 
 def _blocks(queries: list[int], counts: list[int]) -> Iterator[tuple[int, int]]:
