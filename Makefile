@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 # Where `make` looks for the judged datasets of the benchmarks (BEIR layout).
 export RICCI_GPU_DATA ?= data
 
-.PHONY: help demo test check check-full kernels format counts bench-flow bench-maxsim clean
+.PHONY: help demo test check check-full kernels format counts bench-flow bench-maxsim readme bench-batch clean
 .DEFAULT_GOAL := help
 
 help:
@@ -58,6 +58,16 @@ bench-flow: $(BENCH)/.ready ## the flow against POT and GraphRicciCurvature
 
 bench-maxsim: $(BENCH)/.ready ## MaxSim on a CPU against maxsim-cpu, einsum and PyLate
 	$(BENCH)/bin/python -m benchmarks.maxsim $(ARGS)
+
+readme: $(VENV)/.ready ## the measured tables of the README, from benchmarks/results
+	$(BIN)/python -m benchmarks.readme
+
+# Takes the machine's own python3 with torch and triton: no environment is made for it.
+gpu: ## everything that needs a GPU, proved and measured in under six minutes
+	PYTHONPATH=kernels:. $(PYTHON) -m benchmarks.gpu $(ARGS)
+
+bench-batch: $(VENV)/.ready ## a whole job over a query log: pace, overhead, scaling, memory
+	$(BIN)/python -m benchmarks.batch $(ARGS)
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) $(BENCH) build .pytest_cache .mypy_cache .ruff_cache
