@@ -11,6 +11,7 @@ from typing import Any
 
 from ricci_gpu import __version__
 from ricci_gpu.errors import InputError, RicciError
+from ricci_gpu.jobs.commands import add_commands as batch_commands
 
 EPILOG = """\
 examples:
@@ -98,6 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     explain.add_argument("--out", type=Path, help="the page; by default explain-ID.html in FOLDER")
     explain.set_defaults(run=_explain)
 
+    batch_commands(commands)
 
     doctor = commands.add_parser("doctor", help="say what this machine can do")
     doctor.set_defaults(run=_doctor)
