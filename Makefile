@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 # Where `make` looks for the judged datasets of the benchmarks (BEIR layout).
 export RICCI_GPU_DATA ?= data
 
-.PHONY: help demo test check check-full kernels format counts bench-flow bench-maxsim readme bench-batch clean
+.PHONY: help demo test check check-full kernels format counts bench-flow bench-maxsim readme bench-batch gpu clean
 .DEFAULT_GOAL := help
 
 help:

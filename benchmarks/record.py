@@ -24,17 +24,22 @@ def finish(document: dict[str, Any], record: bool) -> None:
 
 def conditions() -> dict[str, Any]:
     """Machine, versions, commit, date, and how busy the machine was."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     return {
         "machine": f"{_processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
         "date": datetime.date.today().isoformat(),
         "load_average": os.getloadavg()[0],
     }
+
+
+def _commit() -> str:
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"  # a copy without git
 
 
 def _processor() -> str:

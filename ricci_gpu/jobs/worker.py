@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from uuid import uuid4
 
-from ricci_gpu.errors import InputError, RicciError
+from ricci_gpu.errors import MissingDependencyError, RicciError
 from ricci_gpu.jobs.compute import UnitRanker
 from ricci_gpu.jobs.defaults import LEASE_SECONDS
 from ricci_gpu.jobs.folder import JobFolder
@@ -147,12 +147,14 @@ class Worker:
         try:
             with self._timed("read"):
                 rows = read_unit(self.job, self.job.units[unit])
-        except InputError:
-            raise  # of the file, not of a row: it is not the one that was planned
+        except RicciError:
+            raise  # of the file or of this machine, not of a row
         except Exception as error:
             return self._failed(unit, error)
         try:
             answers = ranker.rank_unit(rows)
+        except MissingDependencyError:
+            raise
         except Exception as error:
             return self._failed(unit, error)
         try:

@@ -28,8 +28,10 @@ from ricci_gpu.stages.interface import FILTERS, Filter, good_nodes
 
 # Stars and complete graphs end exactly on the cutoff: the comparison allows for rounding.
 CUTOFF_TOLERANCE = 1e-9
-# Graphs per chunk: the scalings of so many fit the second-level cache, and memory stays flat.
+# Graphs per chunk, so that memory stays flat: on a CPU the scalings of so many fit the second-level
+# cache; a GPU needs far more to be busy (about 0.5 MB each at 20 candidates).
 GRAPHS_AT_ONCE = 16
+GRAPHS_AT_ONCE_CUDA = 4096
 LARGEST_POOL = BUCKETS[-1] - 1
 
 
@@ -113,8 +115,9 @@ class RicciFilter(Filter):
         length = torch.full((len(nodes), pool), torch.nan, dtype=torch.float64, device=batch.device)
         attached = torch.zeros_like(batch.keep)
         status, traces, solver = batch.status.clone(), [], self._solver()
-        for first in range(0, len(nodes), GRAPHS_AT_ONCE):
-            chunk = slice(first, first + GRAPHS_AT_ONCE)
+        at_once = GRAPHS_AT_ONCE_CUDA if nodes.is_cuda else GRAPHS_AT_ONCE
+        for first in range(0, len(nodes), at_once):
+            chunk = slice(first, first + at_once)
             assert batch.node_emb is not None
             adjacency, weight, edges = self._graph(batch.node_emb[chunk], nodes[chunk])
             flow = ricci_flow(
