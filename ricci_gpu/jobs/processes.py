@@ -88,6 +88,8 @@ def _work(root: Path, device: str, lease_seconds: float) -> None:
     logging.basicConfig(
         level=logging.INFO, format=f"[{os.getpid()}] %(message)s", stream=sys.stderr
     )
+    for chatty in ("httpx", "faiss", "faiss.loader", "numba"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
     parent = multiprocessing.parent_process()
     assert parent is not None  # this function is the target of a process
     try:

@@ -51,7 +51,7 @@ def test_the_run_comes_out_again(rank, preset, query_id, source):
     assert decisions(made.ranking) == decisions(made.recorded.ranking)
     assert len(made.recorded.passages) == 6
     assert made.changed == []
-    assert made.largest_difference < 1e-6
+    assert made.largest_difference < 1e-5
 
 
 def test_matches_are_the_maxima_of_the_pipeline(rank):
