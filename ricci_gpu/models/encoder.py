@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch.nn.functional import normalize
 
 from ricci_gpu.errors import InputError, SettingError, missing
@@ -174,7 +175,7 @@ class Encoder:
                     places = torch.from_numpy(np.flatnonzero(self._is_word(batch)))
                     spans = [np.arange(offsets[row], offsets[row + 1]) for row in rows]
                     targets = torch.from_numpy(np.concatenate(spans))
-                    words = hidden.reshape(-1, self.width)[places.to(self.device)]
+                    words = rearrange(hidden, "b L D -> (b L) D")[places.to(self.device)]
                     packed[targets.to(self.device)] = normalize(words, dim=-1)
                 done += len(rows)
                 if progress is not None:

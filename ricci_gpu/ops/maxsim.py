@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from einops import rearrange
 
 from ricci_gpu.batch import TokenPool
 from ricci_gpu.shapes import Bool, Float, Int, Tensor
@@ -113,7 +114,7 @@ def pool_maxima(tokens: TokenPool) -> Float[Tensor, "B L K"]:
     batch, candidates = present.shape
     padded = maxima.new_full((batch, candidates, maxima.shape[1]), -torch.inf)
     padded[pair_query, column] = maxima
-    return padded.mT
+    return rearrange(padded, "B K L -> B L K")
 
 
 def query_token_mask(tokens: TokenPool, size: int) -> Bool[Tensor, "B L"]:
