@@ -58,7 +58,7 @@ def read_candidates(path: str | os.PathLike[str]) -> list[CandidateList]:
     lists: list[CandidateList] = []
     width: int | None = None
     for place, row in _rows(source):
-        lists.append(_candidate_list(row, place))
+        lists.append(candidate_list(row, place))
         embedding = lists[-1].query_embedding
         if embedding is not None:
             width = embedding.size if width is None else width
@@ -79,7 +79,8 @@ def _rows(source: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     return parquet_rows(source, {*QUERY_ID, "query", "query_embedding", "candidates"})
 
 
-def _candidate_list(row: Mapping[str, Any], place: str) -> CandidateList:
+def candidate_list(row: Mapping[str, Any], place: str) -> CandidateList:
+    """The candidate list that one row holds; ``place`` names the row in errors."""
     query_id = as_id(field(row, QUERY_ID, place), place)
     place = f"{place}, query `{query_id}`"
     candidates = field(row, ("candidates",), place)

@@ -21,7 +21,7 @@ from io import IOBase
 from pathlib import Path
 from typing import Any
 
-from ricci_gpu.corpus.candidates import CandidateList, _candidate_list
+from ricci_gpu.corpus.candidates import CandidateList, candidate_list
 from ricci_gpu.corpus.files import file_format, unreadable
 from ricci_gpu.corpus.records import Query, as_id, as_text, field
 from ricci_gpu.errors import InputError, missing
@@ -84,7 +84,7 @@ def first_candidates(job: Job) -> CandidateList | None:
     for value in _values(job, job.units[0]):
         try:
             if not isinstance(value, InputError):
-                return _candidate_list(value, job.inputs[0].path)
+                return candidate_list(value, job.inputs[0].path)
         except InputError:
             continue
     return None
@@ -117,7 +117,7 @@ def _row(value: "Mapping[str, Any] | InputError", row: int, path: str, job: Job)
         if job.kind == "queries":
             text = as_text(field(value, TEXT, place), place)
             return Row(row, query_id, Query(query_id, text), None)
-        candidates = _candidate_list(value, place)
+        candidates = candidate_list(value, place)
         _require_width(candidates, job.embedding_width, place)
     except InputError as error:
         return Row(row, query_id, None, str(error))
