@@ -152,6 +152,7 @@ def compare(rule: str, k: int, queries: int, sample: dict[str, int]) -> dict[str
         part = graphs.first(count)
         ms[solver], result = cpu_ms(lambda s=solver, p=part: our_flow(p, s), count)
         agreement[solver] = float((result["keep"] == truth[:count]).double().mean())
+        row[f"{solver}_queries"] = count
         if solver == "checked":
             row["resolved_share"] = result["resolved"]
     count = min(sample["pot_loop"], queries)

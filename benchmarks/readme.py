@@ -78,7 +78,16 @@ def flow() -> str:
         + f"\n`make bench-flow`: {result['rows'][0]['queries']} SciFact pools per rule, k = 20, 20 "
         "steps, one thread, CPU time, one run. The POT loop calls its network simplex directly on "
         "problems whose common mass is cancelled; its agreement with `exact` stands in `exact`'s "
-        "row. " + _conditions(result)
+        "row. " + _samples(result["rows"]) + _conditions(result)
+    )
+
+
+def _samples(rows: list[dict[str, Any]]) -> str:
+    each = " and ".join(f"{row['pot_us_per_transport']:.0f}" for row in rows)
+    return (
+        f"The POT loop ran on {rows[0]['pot_queries']} of them ({each} us per transport here), "
+        f"GraphRicciCurvature on {rows[0]['grc_queries']}, GeomLoss on "
+        f"{rows[0]['geomloss_queries']}. "
     )
 
 
