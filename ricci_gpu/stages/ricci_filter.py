@@ -53,7 +53,8 @@ class RicciFilter(Filter):
         step, iterations: of the flow.
         eta: keep a candidate when its query edge ends at most this long (the mean edge is 1).
         solver: ``exact``, ``checked``, ``sinkhorn`` or ``geomloss``, or a mapping with ``type`` and
-            settings. Exact by default: compiled, it costs no more than the others (benchmarks/LOG.md).
+            settings. Exact by default: compiled, it costs no more than the others
+            (benchmarks/LOG.md).
         trace: record every step for explanations.
     """
 
