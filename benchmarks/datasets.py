@@ -4,15 +4,13 @@ Layout: ``<data>/<name>/`` in BEIR form, plus ``emb_corpus_minilm_f16.npy`` and
 ``emb_queries_minilm_f16.npy`` (all-MiniLM-L6-v2, rows in file order).
 """
 
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from ricci_gpu.corpus.index import DenseIndex
-from ricci_gpu.errors import InputError
+from ricci_gpu.corpus.judged import data_folder
 
 NAMES = ("scifact", "hotpotqa", "squad2")
 
@@ -25,16 +23,6 @@ class EmbeddedPools:
     query_emb: torch.Tensor  # (B, D)
     candidate_emb: torch.Tensor  # (B, k, D)
     rows: torch.Tensor  # (B, k) rows of the corpus
-
-
-def data_folder() -> Path:
-    folder = Path(os.environ.get("RICCI_GPU_DATA", "data"))
-    if not folder.is_dir():
-        raise InputError(
-            f"the datasets are read from the folder RICCI_GPU_DATA; `{folder}` does not exist. "
-            "Put BEIR folders there, or set the variable."
-        )
-    return folder
 
 
 def embedded_pools(name: str, k: int, queries: int) -> EmbeddedPools:
