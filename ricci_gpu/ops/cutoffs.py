@@ -111,6 +111,78 @@ def autocut(
     return mask & (rank_of(score, mask) < cut)
 
 
+def ratio_to_top(
+    score: Float[Tensor, "B K"], mask: Bool[Tensor, "B K"], share: float
+) -> Bool[Tensor, "B K"]:
+    """Scores of at least ``share`` of the best of their pool.
+
+    Stated as a drop of at most ``(1 - share) * |best|``, which also means something for a best
+    score below zero. A best score of 0 keeps its equals only.
+    """
+    return mask & (relative_drop(score, mask) >= share - 1.0)
+
+
+def relative_drop(score: Float[Tensor, "B K"], mask: Bool[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+    """``(score - best) / |best|`` within each pool: 0 for the best, negative below it."""
+    real = mask & torch.isfinite(score)
+    inside = torch.where(real, score, -torch.inf)
+    if not inside.shape[1]:
+        return inside
+    best = inside.amax(dim=1, keepdim=True)
+    best = torch.where(torch.isfinite(best), best, 0.0)
+    drop = torch.where(real, inside, best) - best
+    scaled = drop / torch.where(best == 0, 1.0, best.abs())
+    return torch.where(real, torch.where((best == 0) & (drop < 0), -torch.inf, scaled), -torch.inf)
+
+
+def knee(score: Float[Tensor, "B K"], mask: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
+    """Everything before the place where the sorted list lies farthest below its chord.
+
+    The knee of a falling curve, as Kneedle (Satopaa et al. 2011) finds it, without smoothing. The
+    first of equals counts. Fewer than three scores, no spread, or a list nowhere below its chord
+    keep all.
+    """
+    mask = mask & (score > -torch.inf)
+    ordered, real = _sorted(score, mask)
+    count = mask.sum(dim=1, keepdim=True)
+    if ordered.shape[1] < 3:
+        return mask
+    first, last = ordered[:, :1], ordered.gather(1, (count - 1).clamp(min=0))
+    span = first - last
+    spread = (span > 0) & (count >= 3)
+    place = torch.arange(ordered.shape[1], device=score.device)[None, :]
+    chord = 1.0 - place / (count - 1).clamp(min=1)
+    height = (ordered - last) / torch.where(spread, span, 1.0)
+    below = torch.where(real, chord - height, -torch.inf)
+    depth, at = below.max(dim=1, keepdim=True)
+    rounding = 8 * torch.finfo(score.dtype).eps
+    cut = torch.where(spread & (depth > rounding), at, count)
+    return mask & (rank_of(score, mask) < cut)
+
+
+def otsu(score: Float[Tensor, "B K"], mask: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
+    """The upper of the two groups with the least variance within them (Otsu 1979).
+
+    On a list of numbers this is exact 2-means. Equal scores are never parted; no spread keeps all.
+    """
+    mask = mask & (score > -torch.inf)
+    ordered, real = _sorted(score, mask)
+    if ordered.shape[1] < 2:
+        return mask
+    values = torch.where(real, ordered, 0.0).double()
+    count = mask.sum(dim=1, keepdim=True)
+    above = torch.arange(1, ordered.shape[1], device=score.device)[None, :]
+    upper_sum = values.cumsum(dim=1)[:, :-1]
+    lower_sum = values.sum(dim=1, keepdim=True) - upper_sum
+    gap = upper_sum / above - lower_sum / (count - above).clamp(min=1)
+    between = above * (count - above) * gap.square()
+    parted = real[:, 1:] & (ordered[:, :-1] > ordered[:, 1:])
+    between = torch.where(parted, between, -torch.inf)
+    cut = between.argmax(dim=1, keepdim=True) + 1
+    cut = torch.where(parted.any(dim=1, keepdim=True), cut, count)
+    return mask & (rank_of(score, mask) < cut)
+
+
 def random_k(mask: Bool[Tensor, "B K"], draw: Float[Tensor, "B K"], k: int) -> Bool[Tensor, "B K"]:
     """``k`` candidates by the largest of given random draws: the floor for every filter."""
     return fixed_k(draw, mask, k)

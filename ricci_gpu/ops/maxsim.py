@@ -10,9 +10,10 @@ a token of the document. Semantics, the same on every path:
 * a negative index in a pair stands for no pair: it costs nothing and scores ``-inf``;
 * products and sums are in float32 (float64 for float64 tokens).
 
-CPU tensors take the packed route below; CUDA tensors take the Triton kernel of `ricci_kernels`.
-Both are registered with `torch.library` as ``ricci_gpu::maxsim`` and ``ricci_gpu::token_maxima``,
-so that a model that calls them can be compiled and exported. MaxSim has gradients with respect to
+CPU tensors take the compiled kernel of `packed_maxima`, or packed matrix products where numba is
+missing; CUDA tensors take the Triton kernel of `ricci_kernels`. They are registered with
+`torch.library` as ``ricci_gpu::maxsim`` and ``ricci_gpu::token_maxima``, so that a model that calls
+them can be compiled and exported. MaxSim has gradients with respect to
 both token matrices (those of the largest similarity; the first of equals).
 """
 
@@ -23,10 +24,11 @@ import torch
 from einops import rearrange
 
 from ricci_gpu.batch import TokenPool
+from ricci_gpu.ops.packed_maxima import fill_maxima, is_compiled
 from ricci_gpu.shapes import Bool, Float, Int, Tensor
 
-# Similarities of so many document tokens with one query (32 x 4 bytes each) stay in the
-# second-level cache between the product that writes them and the maximum that reads them.
+# So many document tokens are gathered, widened or multiplied at a time; their similarities with one
+# query (32 x 4 bytes each) stay in the second-level cache until the maximum reads them.
 TOKENS_AT_ONCE = 4096
 
 
@@ -170,6 +172,63 @@ def _token_maxima_cpu(
 ) -> Tensor:
     query_tokens = _wide(query_tokens)
     maxima = query_tokens.new_full((len(pair_query), width), -torch.inf)
+    pairs = pair_query, pair_document
+    fill = _fill_compiled if is_compiled() else _fill_by_products
+    fill(query_tokens, query_offsets, document_tokens, document_offsets, *pairs, maxima)
+    return maxima
+
+
+def _fill_compiled(
+    query_tokens: Tensor,
+    query_offsets: Tensor,
+    document_tokens: Tensor,
+    document_offsets: Tensor,
+    pair_query: Tensor,
+    pair_document: Tensor,
+    maxima: Tensor,
+) -> None:
+    real = ((pair_query >= 0) & (pair_document >= 0)).nonzero()[:, 0]
+    everything = len(real) == len(pair_query)
+    queries = query_tokens.contiguous(), query_offsets.contiguous()
+    if document_tokens.dtype == query_tokens.dtype:
+        target = maxima if everything else maxima[real]
+        fill_maxima(
+            *queries,
+            document_tokens.contiguous(),
+            document_offsets.contiguous(),
+            pair_query[real],
+            pair_document[real],
+            target,
+        )
+        if not everything:
+            maxima[real] = target
+        return
+    # Other types are widened a few documents at a time, and only those that a pair reads.
+    counts = document_offsets.diff()[pair_document[real]]
+    for first, last in _blocks([0] * len(real), counts.tolist()):
+        pairs, count = real[first:last], counts[first:last]
+        rows = _document_rows(document_offsets[pair_document[pairs]], count)
+        target = maxima[pairs]
+        fill_maxima(
+            *queries,
+            document_tokens[rows].to(query_tokens.dtype),
+            torch.cat([count.new_zeros(1), count.cumsum(0)]),
+            pair_query[pairs],
+            torch.arange(len(pairs)),
+            target,
+        )
+        maxima[pairs] = target
+
+
+def _fill_by_products(
+    query_tokens: Tensor,
+    query_offsets: Tensor,
+    document_tokens: Tensor,
+    document_offsets: Tensor,
+    pair_query: Tensor,
+    pair_document: Tensor,
+    maxima: Tensor,
+) -> None:
     similarities = _similarities(
         query_tokens, query_offsets, document_tokens, document_offsets, pair_query, pair_document
     )
@@ -179,7 +238,6 @@ def _token_maxima_cpu(
         for count, part, row in zip(lengths, similarity.split(lengths), rows, strict=True):
             if count:
                 torch.amax(part, dim=0, out=row)
-    return maxima
 
 
 def _maxsim_cpu(
@@ -304,11 +362,15 @@ def _similarities(
             rows = torch.arange(int(start[0]), int(end[-1]), device=count.device)
             tokens = document_tokens[int(start[0]) : int(end[-1])]
         else:
-            shift = start - (count.cumsum(0) - count)
-            rows = torch.arange(int(count.sum()), device=count.device)
-            rows += shift.repeat_interleave(count)
+            rows = _document_rows(start, count)
             tokens = document_tokens[rows]
         yield first, count.tolist(), torch.mm(tokens.to(query.dtype), query), rows
+
+
+def _document_rows(start: Tensor, count: Tensor) -> Tensor:
+    """Rows of the tokens of documents that begin at ``start``, end to end."""
+    shift = start - (count.cumsum(0) - count)
+    return torch.arange(int(count.sum()), device=count.device) + shift.repeat_interleave(count)
 
 
 def _blocks(queries: list[int], counts: list[int]) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ricci_gpu.batch import TokenPool
@@ -18,6 +18,16 @@ from ricci_gpu.ops.maxsim import (
 
 INF, NAN = float("inf"), float("nan")
 WIDTH = 16
+
+
+@pytest.fixture(params=["compiled", "products"])
+def route(request, monkeypatch) -> str:
+    """Each of the two CPU routes."""
+    if request.param == "products":
+        monkeypatch.setattr("ricci_gpu.ops.maxsim.is_compiled", lambda: False)
+    else:
+        pytest.importorskip("numba")
+    return request.param
 
 
 def _packed(lengths: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -53,9 +63,10 @@ def requests(draw):
     return (*_packed(q_lengths, seed), *_packed(d_lengths, seed + 1), index[:, 0], index[:, 1])
 
 
-@settings(max_examples=40)
-@given(requests())
-def test_maxima_and_scores_equal_loops_in_float64(request_):
+# The route is fixed for all examples of a run.
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(request_=requests())
+def test_maxima_and_scores_equal_loops_in_float64(route, request_):
     expected = _loops(*request_)
     real = ~np.isnan(expected)
     for compute in (token_maxima, token_maxima_reference):
@@ -68,7 +79,7 @@ def test_maxima_and_scores_equal_loops_in_float64(request_):
     np.testing.assert_allclose(maxsim(*request_).numpy(), score, rtol=0, atol=4e-6)
 
 
-def test_negative_similarities_survive():
+def test_negative_similarities_survive(route):
     """A padded token of zeros would win over every one of them."""
     query = torch.eye(WIDTH)[:2]
     documents = torch.cat([-torch.eye(WIDTH)[:1] - 0.5 * torch.eye(WIDTH)[1:2], torch.eye(WIDTH)])
@@ -78,7 +89,7 @@ def test_negative_similarities_survive():
     assert maxsim(query, q_offsets, documents, d_offsets, *pairs).tolist() == [-1.5, 2.0]
 
 
-def test_empty_documents_score_minus_infinity_and_empty_queries_zero():
+def test_empty_documents_score_minus_infinity_and_empty_queries_zero(route):
     queries, q_offsets = _packed([3, 0], 0)
     documents, d_offsets = _packed([0, 2], 1)
     pair_query, pair_document = torch.tensor([0, 0, 1, 1]), torch.tensor([0, 1, 0, 1])
@@ -88,7 +99,7 @@ def test_empty_documents_score_minus_infinity_and_empty_queries_zero():
     assert score[2:].tolist() == [-INF, 0.0]
 
 
-def test_a_negative_index_stands_for_no_pair():
+def test_a_negative_index_stands_for_no_pair(route):
     request_ = (*_packed([3, 2], 0), *_packed([4, 2], 1))
     pair_query, pair_document = torch.tensor([0, -1, 1, 0]), torch.tensor([1, 0, -1, 0])
     scores = maxsim(*request_, pair_query, pair_document)
@@ -97,7 +108,7 @@ def test_a_negative_index_stands_for_no_pair():
     assert (token_maxima(*request_, pair_query, pair_document)[1:3] == -INF).all()
 
 
-def test_float64_tokens_are_scored_in_float64():
+def test_float64_tokens_are_scored_in_float64(route):
     queries, q_offsets = _packed([5], 0)
     documents, d_offsets = _packed([6], 1)
     pair = torch.tensor([0]), torch.tensor([0])
@@ -108,7 +119,7 @@ def test_float64_tokens_are_scored_in_float64():
 
 
 @pytest.mark.parametrize("compute", [token_maxima, token_maxima_reference])
-def test_nan_in_a_real_token_reaches_the_scores_that_read_it_and_no_other(compute):
+def test_nan_in_a_real_token_reaches_the_scores_that_read_it_and_no_other(compute, route):
     queries, q_offsets = _packed([2, 2], 0)
     documents, d_offsets = _packed([3, 3], 1)
     documents[1, 4] = NAN
@@ -124,7 +135,7 @@ def test_nan_in_a_real_token_reaches_the_scores_that_read_it_and_no_other(comput
     assert torch.isnan(maxima).tolist() == [[False] * 2] * 2 + [[False, True]] * 2
 
 
-def test_half_precision_tokens_are_summed_in_float32():
+def test_half_precision_tokens_are_summed_in_float32(route):
     queries, q_offsets = _packed([32], 0)
     documents, d_offsets = _packed([40], 1)
     pair = torch.tensor([0]), torch.tensor([0])
@@ -135,7 +146,57 @@ def test_half_precision_tokens_are_summed_in_float32():
     assert torch.equal(score, widened)
 
 
-def test_the_order_of_the_pairs_does_not_matter():
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_documents_may_be_shared_skipped_and_longer_than_a_block(
+    route, dtype, monkeypatch
+):
+    monkeypatch.setattr("ricci_gpu.ops.maxsim.TOKENS_AT_ONCE", 8)
+    queries, q_offsets = _packed([5, 3], 0)
+    documents, d_offsets = _packed([6, 0, 20, 3], 1)
+    documents = documents.to(dtype)
+    pairs = torch.tensor([[0, 0, -1, 1, 1, 1], [0, 2, 1, 2, 0, 3]])
+    got = token_maxima(queries, q_offsets, documents, d_offsets, *pairs)
+    expected = token_maxima_reference(queries, q_offsets, documents, d_offsets, *pairs)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+def test_tokens_need_not_be_contiguous(route):
+    queries, q_offsets = _packed([5], 0)
+    documents, d_offsets = _packed([6, 7], 1)
+    pairs = torch.tensor([0, 0]), torch.tensor([0, 1])
+    strided = queries.mT.contiguous().mT, q_offsets, documents.mT.contiguous().mT, d_offsets
+    assert not strided[0].is_contiguous()
+    expected = maxsim(queries, q_offsets, documents, d_offsets, *pairs)
+    torch.testing.assert_close(maxsim(*strided, *pairs), expected, rtol=0, atol=1e-6)
+
+
+def test_a_compiled_similarity_does_not_depend_on_its_neighbours_bit_for_bit():
+    """Tiles of three and four tokens: every place in a tile, alone and among others."""
+    pytest.importorskip("numba")
+    queries, q_offsets = _packed([9], 0)
+    documents, d_offsets = _packed([1] * 10, 1)
+    one = torch.zeros(10, dtype=torch.int64)
+    alone = token_maxima(queries, q_offsets, documents, d_offsets, one, torch.arange(10))
+    for size in range(1, 10):
+        offsets = torch.tensor([0, size])
+        together = token_maxima(queries, q_offsets, documents, offsets, one[:1], one[:1])
+        assert torch.equal(together[0], alone[:size].amax(dim=0))
+        few = torch.tensor([0, size])
+        fewer = token_maxima(queries[:size], few, documents, d_offsets, one, torch.arange(10))
+        assert torch.equal(fewer, alone[:, :size])
+
+
+def test_threads_share_the_pairs(monkeypatch):
+    pytest.importorskip("numba")
+    request_ = (*_packed([5, 3], 0), *_packed([6, 0, 70, 1, 2], 1))
+    pairs = torch.cartesian_prod(torch.arange(2), torch.arange(5))
+    one = token_maxima(*request_, pairs[:, 0], pairs[:, 1])
+    for threads in (2, 3, 16):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert torch.equal(token_maxima(*request_, pairs[:, 0], pairs[:, 1]), one)
+
+
+def test_the_order_of_the_pairs_does_not_matter(route):
     request_ = (*_packed([5, 3, 4], 0), *_packed([6, 2, 7, 1], 1))
     pairs = torch.cartesian_prod(torch.arange(3), torch.arange(4))
     shuffled = torch.from_numpy(np.random.default_rng(2).permutation(12))
