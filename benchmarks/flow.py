@@ -56,7 +56,7 @@ def pool_graphs(rule: str, k: int, queries: int) -> Graphs:
     assert isinstance(ricci, RicciFilter)
     node_emb = torch.cat([pools.query_emb[:, None], pools.candidate_emb], dim=1)
     mask = torch.ones(node_emb.shape[:2], dtype=torch.bool)
-    adjacency, _, _ = ricci._graph(node_emb, mask)
+    adjacency, _, _ = ricci.pool_graph(node_emb, mask)
     return Graphs(adjacency, k)
 
 
@@ -75,7 +75,7 @@ def our_flow(graphs: Graphs, solver: str, at_once: int = GRAPHS_AT_ONCE) -> dict
 
 def kept(query_edges: torch.Tensor) -> torch.Tensor:
     # Edges are listed row by row, so the k edges of the query come first.
-    return query_edges <= 1.0 + CUTOFF_TOLERANCE
+    return query_edges <= 1.0 + CUTOFF_TOLERANCE["float64"]
 
 
 def pot_flow(graphs: Graphs) -> tuple[torch.Tensor, float, int]:

@@ -18,12 +18,15 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 if str(KERNELS) not in sys.path:
     sys.path.insert(0, str(KERNELS))  # a checkout that is not installed
 
+from ricci_kernels.flow_configs import flow_launch  # noqa: E402
 from ricci_kernels.inspect_aot import (  # noqa: E402
     MATRIX_OPCODES,
     Report,
     compile_maxsim,
+    compile_order,
     compile_transport,
 )
+from ricci_kernels.inspect_flow import compile_exact, compile_flow  # noqa: E402
 from ricci_kernels.maxsim import specialize  # noqa: E402
 
 # One H200. Copy and bf16 rates were measured on one; tf32 is taken as half of bf16, float32 as
@@ -35,6 +38,8 @@ ISSUE = 4 * PROCESSORS * CLOCK
 RATE = {"half": 788e12, "tf32": 394e12, "ieee": 2 * 128 * PROCESSORS * CLOCK}
 
 QUERIES, TOKENS, CANDIDATES, DOCUMENT_TOKENS = 10_000, 32, 100, 180
+# The query graph of 20 candidates, joined at the median: 20 query edges and half of 190 pairs.
+NODES, EDGES, STEPS, ITERATIONS = 21, 115, 20, 10
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,51 @@ def transport_row(candidates: int, steps: int = 5) -> Row:
     )
 
 
+def flow_row(nodes: int, precision: str = "ieee") -> Row:
+    """10,000 graphs of k = 20, 20 steps of 10 iterations each; what one step does besides the
+    iterations is counted once per step and graph."""
+    report = compile_flow(CAPABILITY, nodes, precision)
+    launch = flow_launch(CAPABILITY, nodes, precision)
+    blocks = -(-EDGES // launch.block_e)
+    body = report.inner_loop("FFMA" if precision == "ieee" else "HMMA")
+    around = report.opcodes.total() - body.total()
+    warps = report.threads // 32
+    instructions = QUERIES * STEPS * warps * (around + blocks * ITERATIONS * body.total())
+    products = 2 * ITERATIONS + 4
+    operations = QUERIES * STEPS * 2 * products * EDGES * NODES**2
+    padded = QUERIES * STEPS * 2 * products * blocks * launch.block_e * launch.block_n**2
+    kind, times = ("ieee", 1) if precision == "ieee" else ("tf32", 3)
+    return _row(
+        f"flow {precision} N={nodes}",
+        report,
+        QUERIES * EDGES * (4 + 8 + 8 + 4),
+        operations,
+        body.total(),
+        sum(body[opcode] for opcode in MATRIX_OPCODES),
+        times * padded / RATE[kind],
+        instructions,
+    )
+
+
+def exact_row(kind: torch.dtype) -> Row:
+    """One step of 10,000 graphs of k = 20. How often the search loops is decided by the data: the
+    figures are those of a search that runs its code once, a floor and not an estimate."""
+    report = compile_exact(CAPABILITY, 32, kind)
+    warps = report.threads // 32
+    bytes_moved = QUERIES * (2 * NODES**2 * kind.itemsize + EDGES * (16 + 2 * kind.itemsize))
+    instructions = QUERIES * EDGES * warps * report.opcodes.total()
+    name = f"exact {str(kind).removeprefix('torch.')} floor"
+    return _row(name, report, bytes_moved, 0, 0, 0, 0.0, instructions)
+
+
+def order_row(candidates: int) -> Row:
+    """10,000 rows: the sort is straight code."""
+    report = compile_order(CAPABILITY, candidates)
+    instructions = QUERIES * (report.threads // 32) * report.opcodes.total()
+    bytes_moved = QUERIES * candidates * (4 + 1 + 8)
+    return _row(f"order K={candidates}", report, bytes_moved, 0, 0, 0, 0.0, instructions)
+
+
 def _row(
     kernel: str,
     report: Report,
@@ -167,6 +217,12 @@ def main() -> None:
         maxsim_row("maxsim fp16 D=768", half, 768),
         transport_row(20),
         transport_row(100),
+        flow_row(32),
+        flow_row(32, "tf32x3"),
+        exact_row(torch.float32),
+        exact_row(torch.float64),
+        order_row(20),
+        order_row(100),
     ]
     print(
         f"H200, estimate: {QUERIES:,} queries of {TOKENS} tokens, {CANDIDATES} documents of "

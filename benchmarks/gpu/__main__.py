@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.gpu import ceilings, correctness, end_to_end, exact, flow, maxsim
+from benchmarks.gpu import ceilings, correctness, end_to_end, exact, flow, maxsim, order
 from benchmarks.gpu.parts import Part, run_together
 from benchmarks.gpu.report import Aim, Report, Skipped, commit_of_checkout
 from benchmarks.record import RESULTS
@@ -22,6 +22,7 @@ GROUPS: dict[str, tuple[Part, ...]] = {
     "ceilings": ceilings.PARTS,
     "maxsim": maxsim.PARTS,
     "flow": (*flow.PARTS, *exact.PARTS),
+    "order": order.PARTS,
     "end-to-end": end_to_end.PARTS,
     "peers": maxsim.PEER_PARTS,
 }
@@ -41,7 +42,7 @@ AIMS = (
         divided_by=tuple(f"maxsim {peer}, B = 900" for peer in maxsim.PEERS),
     ),
     Aim("flow, sinkhorn, queries per second", FLOW_FIGURES, 50_000),
-    Aim("flow, checked, queries per second (it has no route on a GPU yet)", (), 10_000),
+    Aim("flow, checked, queries per second", tuple(map(exact.checked_name, exact.SIZES)), 10_000),
     Aim(
         "end to end, token transport, 20 candidates, queries per second",
         (end_to_end.kernels_name("token transport", 20),),
@@ -70,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     until = began + options.seconds
     csv = options.csv if options.record else None
     report = Report(csv, options.commit or commit_of_checkout())
-    checks = (*correctness.PARTS, *flow.CHECKS, *exact.CHECKS)
+    checks = (*correctness.PARTS, *flow.CHECKS, *exact.CHECKS, *order.CHECKS)
     run_together(checks, report, options.tiny, until)
     for name, parts in GROUPS.items():
         for part in parts:

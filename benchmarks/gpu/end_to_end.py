@@ -150,7 +150,8 @@ def _token_transport_by_kernels(tokens: TokenPool) -> Answer:
 
 def _ricci_by_stages(tokens: TokenPool, nodes: Tensor, steps: int) -> Answer:
     batch = _pad(tokens).with_(node_emb=nodes)
-    batch = MaxSim()(RicciFilter(solver="sinkhorn", iterations=steps)(batch))
+    ricci = RicciFilter(solver="sinkhorn", precision="float32", iterations=steps)
+    batch = MaxSim()(ricci(batch))
     return top_k(batch.score, batch.keep, 5)
 
 

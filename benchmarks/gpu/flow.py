@@ -13,6 +13,7 @@ from torch import Tensor
 
 from benchmarks.gpu.correctness import kernels_run
 from benchmarks.gpu.parts import Bench, Part
+from benchmarks.gpu.routes import torch_route
 from benchmarks.gpu.workloads import Graphs, clustered_nodes
 from ricci_gpu.ops.flow import FlowResult, curvature, ricci_flow
 from ricci_gpu.ops.transport import SOLVERS
@@ -48,9 +49,10 @@ def fused(graphs: Graphs, precision: str, steps: int = STEPS, bounds: bool = Fal
 def on_torch(
     graphs: Graphs, dtype: torch.dtype, steps: int = STEPS, solver: str = "sinkhorn"
 ) -> FlowResult:
-    """The product's flow on whatever device the graphs are."""
+    """The product's flow on torch operations, on whatever device the graphs are."""
     weight, chosen = graphs.unit_lengths(dtype), SOLVERS.build(solver, {})
-    return ricci_flow(weight, graphs.edges, graphs.adjacency, chosen, iterations=steps)
+    with torch_route():
+        return ricci_flow(weight, graphs.edges, graphs.adjacency, chosen, iterations=steps)
 
 
 def kept(weight: Tensor, k: int) -> Tensor:
@@ -97,8 +99,9 @@ def _outside_bounds(graphs: Graphs, precision: str) -> Tensor:
     bounded = fused(graphs, precision, 1, bounds=True)
     exact = SOLVERS.build("exact", {})
     weight = graphs.unit_lengths(torch.float64)
-    # Joined nodes are at distance 1: W1 = 1 - kappa.
-    w1 = 1.0 - curvature(weight, graphs.edges, graphs.adjacency, exact).kappa
+    with torch_route():
+        # Joined nodes are at distance 1: W1 = 1 - kappa.
+        w1 = 1.0 - curvature(weight, graphs.edges, graphs.adjacency, exact).kappa
     outside = torch.maximum(bounded.lower - w1, w1 - bounded.upper)
     return torch.where(graphs.edges.mask, outside, 0.0).max().clamp(min=0)
 

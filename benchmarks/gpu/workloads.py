@@ -67,7 +67,7 @@ class Graphs:
     @classmethod
     def of(cls, node_emb: Tensor) -> "Graphs":
         mask = torch.ones(node_emb.shape[:2], dtype=torch.bool, device=node_emb.device)
-        adjacency, _, edges = RicciFilter()._graph(node_emb, mask)
+        adjacency, _, edges = RicciFilter().pool_graph(node_emb, mask)
         return cls(adjacency, edges)
 
     def __len__(self) -> int:

@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 
 from ricci_kernels.configs import transport_launch
 from ricci_kernels.maxsim import maxsim_kernel, specialize
+from ricci_kernels.order import WARPS, order_kernel, row_block
 from ricci_kernels.token_transport import token_transport_kernel
 
 _POINTER = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
@@ -128,6 +129,13 @@ def compile_transport(capability: int, candidates: int, layout: str = "BKL") -> 
         ("stride_token" if layout == "BKL" else "stride_candidate"): 1,
     }
     return compile_kernel(token_transport_kernel, capability, arguments, constants, launch.options)
+
+
+def compile_order(capability: int, candidates: int) -> Report:
+    """The order kernel as `descending_order` would launch it."""
+    arguments = {"scores": "*fp32", "mask": "*i1", "order": "*i64", "candidates": "i32"}
+    constants: dict[str, object] = {"BLOCK": row_block(candidates)}
+    return compile_kernel(order_kernel, capability, arguments, constants, {"num_warps": WARPS})
 
 
 def compile_kernel(

@@ -6,19 +6,28 @@ Sources: Ollivier 2009 (curvature), Ni et al. 2019 (discrete flow and surgery), 
 With unit lengths at the start and a step of at most 1, every edge stays a shortest path, so
 ``w <- w - step * kappa * w`` with ``kappa = 1 - W1 / d`` is ``w <- (1 - step) w + step W1``: no
 division by a distance that tends to zero, and no negative weight.
+
+On a CUDA device the flow of float32 lengths with Sinkhorn transport runs in one launch of the
+Triton kernel of `ricci_kernels`, for graphs of up to 64 nodes, unless something is asked for that
+only single steps can give: a trace, a stop by spread, the sharp bound.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ricci_gpu.errors import InputError, SettingError
 from ricci_gpu.ops.adjacency import EdgeList, to_matrix
 from ricci_gpu.ops.distances import shortest_paths
+from ricci_gpu.ops.kernels import on_kernels
 from ricci_gpu.ops.measures import node_measures
 from ricci_gpu.ops.transport import TransportProblems
 from ricci_gpu.ops.transport.interface import TransportSolution, TransportSolver
+from ricci_gpu.ops.transport.sinkhorn import SinkhornTransport
 from ricci_gpu.shapes import Bool, Float, Tensor
+
+# Nodes of a graph that the Triton kernel takes.
+LARGEST_ON_DEVICE = 64
 
 
 class Curvature(NamedTuple):
@@ -113,6 +122,9 @@ def ricci_flow(
     state = None
     if weight.shape[1] == 0:
         return FlowResult(weight, converged, gap, resolved, steps)
+    if not trace and stop_at_spread == 0.0 and _kernel_serves(weight, adjacency, solver):
+        flowed = _by_kernel(weight, edges, adjacency, solver, alpha, p, step, iterations)
+        return FlowResult(flowed.weight, flowed.converged, flowed.gap, resolved, steps)
     for _ in range(iterations):
         solution, distance = _transport(weight, edges, adjacency, solver, alpha, p, state)
         state = solution.state
@@ -137,6 +149,44 @@ def ricci_flow(
         weight = torch.where(active[:, None], moved, weight)
     transports = (edges.mask.sum(dim=1) * max(iterations, 1)).clamp(min=1)
     return FlowResult(weight, converged, gap, resolved / transports, steps)
+
+
+def _kernel_serves(
+    weight: Float[Tensor, "B E"], adjacency: Bool[Tensor, "B N N"], solver: TransportSolver
+) -> bool:
+    fits = weight.dtype is torch.float32 and adjacency.shape[1] <= LARGEST_ON_DEVICE
+    by_sinkhorn = isinstance(solver, SinkhornTransport) and not solver.sharp
+    return fits and by_sinkhorn and on_kernels(weight)
+
+
+def _by_kernel(
+    weight: Float[Tensor, "B E"],
+    edges: EdgeList,
+    adjacency: Bool[Tensor, "B N N"],
+    solver: TransportSolver,
+    alpha: float,
+    p: float,
+    step: float,
+    iterations: int,
+) -> Any:
+    """All steps of all graphs in one launch; the same statuses as the loop of `ricci_flow`."""
+    from ricci_kernels.flow import ricci_flow as kernel
+
+    assert isinstance(solver, SinkhornTransport)  # `_kernel_serves` has said so
+    return kernel(
+        weight.contiguous(),
+        edges.source,
+        edges.target,
+        edges.mask.sum(dim=1),
+        adjacency.shape[1],
+        alpha=alpha,
+        p=p,
+        step=step,
+        iterations=iterations,
+        epsilon=solver.epsilon,
+        sinkhorn_iterations=solver.iterations,
+        tolerance=solver.tolerance,
+    )
 
 
 def _checked_lengths(weight: Float[Tensor, "B E"], edges: EdgeList) -> Float[Tensor, "B E"]:

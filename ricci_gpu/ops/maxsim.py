@@ -24,6 +24,7 @@ import torch
 from einops import rearrange
 
 from ricci_gpu.batch import TokenPool
+from ricci_gpu.ops.kernels import require_kernels
 from ricci_gpu.ops.packed_maxima import fill_maxima, is_compiled
 from ricci_gpu.shapes import Bool, Float, Int, Tensor
 
@@ -150,12 +151,14 @@ torch.library.define(
 
 
 def _token_maxima_cuda(*arguments: Any) -> Tensor:
+    require_kernels("MaxSim on a CUDA device")
     from ricci_kernels.maxsim import token_maxima_pairs
 
     return token_maxima_pairs(*arguments)[1]
 
 
 def _maxsim_cuda(*arguments: Any) -> Tensor:
+    require_kernels("MaxSim on a CUDA device")
     from ricci_kernels.maxsim import maxsim_pairs
 
     return maxsim_pairs(*arguments)

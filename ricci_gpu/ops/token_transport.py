@@ -9,6 +9,9 @@ not a curvature flow.
 
 Stopping early is part of the rule: many steps make the masses sparse. Identical chunks share
 their common mass, by construction.
+
+On a CUDA device float32 pools of up to 128 candidates take the Triton kernel of `ricci_kernels`,
+unless a trace is asked for; everything else takes the torch operations below.
 """
 
 from typing import NamedTuple
@@ -16,10 +19,13 @@ from typing import NamedTuple
 import torch
 
 from ricci_gpu.errors import InputError, SettingError
+from ricci_gpu.ops.kernels import on_kernels
 from ricci_gpu.shapes import Bool, Float, Tensor
 
 # Masses of interchangeable chunks are all exactly the mean; float32 sums them to within 1e-6.
 KEEP_TOLERANCE = 1e-5
+# Candidates that the Triton kernel takes; larger pools take the torch route.
+LARGEST_POOL = 128
 
 
 class TokenTransport(NamedTuple):
@@ -78,6 +84,11 @@ def token_transport(
 
     count = candidate_mask.sum(dim=1, keepdim=True).clamp(min=1).to(similarity.dtype)
     log_prior = torch.where(candidate_mask, -count.log(), -torch.inf)
+    if not trace and _kernel_serves(similarity):
+        log_mass, contrast = _by_kernel(similarity, mass, candidate_mask, temperature, steps)
+        log_mass = torch.where(told & candidate_mask, log_mass, log_prior)
+        abstention = torch.where(told[:, 0], contrast, torch.nan)
+        return TokenTransport(log_mass, count * log_mass.exp(), abstention, [])
     log_mass = log_prior
     scaled = similarity / temperature
     plans: list[Tensor] = []
@@ -99,3 +110,24 @@ def token_transport(
     contrast = temperature * (mass * attained).sum(dim=1) - average
     abstention = torch.where(told[:, 0], contrast, torch.nan)
     return TokenTransport(log_mass, count * log_mass.exp(), abstention, plans)
+
+
+def _kernel_serves(similarity: Float[Tensor, "B L K"]) -> bool:
+    """The Triton kernel keeps a pool of up to 128 candidates on the chip for all steps."""
+    fits = similarity.dtype is torch.float32 and similarity.shape[2] <= LARGEST_POOL
+    return fits and on_kernels(similarity)
+
+
+def _by_kernel(
+    similarity: Float[Tensor, "B L K"],
+    mass: Float[Tensor, "B L"],
+    candidate_mask: Bool[Tensor, "B K"],
+    temperature: float,
+    steps: int,
+) -> tuple[Float[Tensor, "B K"], Float[Tensor, "B"]]:
+    """Log masses and free-energy contrast, in one launch."""
+    from ricci_kernels.token_transport import token_transport as kernel
+
+    masks = mass.contiguous(), candidate_mask.contiguous()
+    result = kernel(similarity.mT, *masks, temperature=temperature, steps=steps)
+    return result.log_mass, result.contrast

@@ -27,7 +27,7 @@ from ricci_gpu.shapes import Bool, Float, Tensor
 from ricci_gpu.stages.interface import FILTERS, Filter, good_nodes
 
 # Stars and complete graphs end exactly on the cutoff: the comparison allows for rounding.
-CUTOFF_TOLERANCE = 1e-9
+CUTOFF_TOLERANCE = {"float64": 1e-9, "float32": 1e-6}
 # Graphs per chunk, so that memory stays flat: on a CPU the scalings of so many fit the second-level
 # cache; a GPU needs far more to be busy (about 0.5 MB each at 20 candidates).
 GRAPHS_AT_ONCE = 16
@@ -55,6 +55,8 @@ class RicciFilter(Filter):
         solver: ``exact``, ``checked``, ``sinkhorn`` or ``geomloss``, or a mapping with ``type`` and
             settings. Exact by default: compiled, it costs no more than the others
             (benchmarks/LOG.md).
+        precision: of the flow. Stars and complete graphs end on the cutoff, which float32 misses by
+            a rounding more. With ``sinkhorn`` on a CUDA device, float32 takes the fused kernel.
         trace: record every step for explanations.
     """
 
@@ -71,6 +73,7 @@ class RicciFilter(Filter):
     iterations: int = 20
     eta: float = 1.0
     solver: str | dict[str, Any] = "exact"
+    precision: Literal["float64", "float32"] = "float64"
     trace: bool = False
 
     def __post_init__(self) -> None:
@@ -79,6 +82,7 @@ class RicciFilter(Filter):
         _one_of("rule", self.rule, ("ge", "le"))
         _one_of("percentile_over", self.percentile_over, ("nodes", "candidates"))
         _one_of("lengths", self.lengths, ("unit", "dissimilarity"))
+        _one_of("precision", self.precision, ("float64", "float32"))
         _require(0 <= self.percentile <= 100, "percentile", "in [0, 100]", self.percentile)
         _require(self.neighbours >= 1, "neighbours", "at least 1", self.neighbours)
         _require(0 <= self.alpha < 1, "alpha", "in [0, 1)", self.alpha)
@@ -121,9 +125,9 @@ class RicciFilter(Filter):
         for first in range(0, len(nodes), at_once):
             chunk = slice(first, first + at_once)
             assert batch.node_emb is not None
-            adjacency, weight, edges = self._graph(batch.node_emb[chunk], nodes[chunk])
+            adjacency, weight, edges = self.pool_graph(batch.node_emb[chunk], nodes[chunk])
             flow = ricci_flow(
-                weight,
+                weight.to(getattr(torch, self.precision)),
                 edges,
                 adjacency,
                 solver,
@@ -133,12 +137,12 @@ class RicciFilter(Filter):
                 iterations=self.iterations,
                 trace=self.trace,
             )
-            length[chunk], attached[chunk] = _query_edges(flow.weight, edges, pool)
+            length[chunk], attached[chunk] = _query_edges(flow.weight.double(), edges, pool)
             unfinished = ~flow.converged & (status[chunk] == Status.OK)
             status[chunk] = torch.where(unfinished, int(Status.NOT_CONVERGED), status[chunk])
             if self.trace:
                 traces.append((adjacency, weight, edges, flow))
-        short = length <= self.eta * (1.0 + CUTOFF_TOLERANCE)
+        short = length <= self.eta * (1.0 + CUTOFF_TOLERANCE[self.precision])
         # A pool of one, or one whose query has no usable vector, is not judged.
         judged = nodes[:, 1:] & (nodes[:, 1:].sum(dim=1, keepdim=True) >= 2)
         keep = torch.where(judged, attached & short, True)
@@ -152,9 +156,10 @@ class RicciFilter(Filter):
         details: dict[str, Any] | None = {"chunks": traces} if self.trace else batch.details
         return decided.with_(reason=reason, details=details)
 
-    def _graph(
+    def pool_graph(
         self, node_emb: Float[Tensor, "B N D"], nodes: Bool[Tensor, "B N"]
     ) -> tuple[Bool[Tensor, "B N N"], Float[Tensor, "B E"], EdgeList]:
+        """Adjacency, lengths and edges of the graphs at the start of the flow."""
         dissimilarity = cosine_dissimilarity(node_emb, nodes)
         if self.graph == "mutual_knn":
             adjacency = mutual_knn_graph(dissimilarity, nodes, self.neighbours)

@@ -5,7 +5,6 @@ proved is the code, not its results or its speed.
 """
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,14 +14,12 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("needs a process without TRITON_INTERPRET", allow_module_level=True)
 pytest.importorskip("triton", reason="needs triton")
 
-import triton
 from ricci_kernels.configs import SHARED_LIMIT
 from ricci_kernels.configs import chip as chip_row
-from ricci_kernels.inspect_aot import Report, compile_maxsim, compile_transport
+from ricci_kernels.inspect_aot import Report, compile_maxsim, compile_order, compile_transport
 from ricci_kernels.maxsim import maxsim_pairs, token_maxima_pairs
+from ricci_kernels.order import descending_order
 from ricci_kernels.token_transport import token_transport
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
 
 pytestmark = pytest.mark.aot
 
@@ -119,6 +116,12 @@ def test_transport(candidates: int, layout: str, chip: int) -> None:
     assert report.registers * report.threads <= 65_536  # one block fits a multiprocessor
 
 
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("candidates", [15, 31, 127, 1024])
+def test_order(candidates: int, chip: int) -> None:
+    check_resources(compile_order(chip, candidates), chip)
+
+
 def test_what_this_machine_cannot_run_is_refused() -> None:
     tokens, offsets, pairs = torch.ones(2, 32), torch.tensor([0, 2]), torch.tensor([0])
     with pytest.raises(ValueError, match=r"run on a CUDA device; .* on cpu. Use the torch"):
@@ -127,6 +130,8 @@ def test_what_this_machine_cannot_run_is_refused() -> None:
         token_transport(
             torch.ones(1, 3, 2), torch.full((1, 2), 0.5), torch.ones(1, 3, dtype=torch.bool)
         )
+    with pytest.raises(ValueError, match=r"run on a CUDA device; .* on cpu. Use the torch"):
+        descending_order(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"8.0 or newer; this GPU has 7.5. Use the torch backend"):
         chip_row(75)
 
@@ -137,37 +142,6 @@ def test_what_this_machine_cannot_run_is_refused() -> None:
 )
 def test_every_chip_has_a_row(capability: int, row: int) -> None:
     assert chip_row(capability) == row
-
-
-class ImaginaryHopper:
-    """As much of a Triton driver as specialising and compiling a launch needs."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Hashes of the kernels that host functions would launch: everything but the launch is real."""
-    hashes: list[str] = []
-
-    def compile_only(kernel: triton.JITFunction, grid: tuple[int, ...]) -> Callable[..., None]:
-        def run(*args: object, **kwargs: object) -> None:
-            hashes.append(kernel.run(*args, grid=grid, warmup=True, **kwargs).hash)
-
-        return run
-
-    monkeypatch.setattr(triton.JITFunction, "__getitem__", compile_only)
-    monkeypatch.setattr("ricci_kernels.maxsim._capability", lambda device: 90)
-    monkeypatch.setattr("ricci_kernels.token_transport._INTERPRETED", True)
-    monkeypatch.setattr(driver, "_active", ImaginaryHopper())
-    return hashes
 
 
 def test_a_batch_of_another_size_compiles_nothing_new(launches: list[str]) -> None:

@@ -6,7 +6,6 @@ Run with ``python -m pytest tests/kernels/test_aot_flow.py -m aot`` (no GPU, no 
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,14 +15,11 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("needs a process without TRITON_INTERPRET", allow_module_level=True)
 pytest.importorskip("triton", reason="needs triton")
 
-import triton
 from ricci_kernels.configs import SHARED_LIMIT
 from ricci_kernels.flow import ricci_flow
 from ricci_kernels.flow_configs import exact_launch, flow_launch
 from ricci_kernels.inspect_aot import Report
 from ricci_kernels.inspect_flow import compile_exact, compile_flow
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
 
 pytestmark = pytest.mark.aot
 
@@ -101,36 +97,6 @@ def test_what_this_machine_cannot_run_is_refused() -> None:
         ricci_flow(torch.ones(1, 1), ends, ends + 1, torch.tensor([1]), nodes=2)
     with pytest.raises(ValueError, match=r"8.0 or newer; this GPU has 7.5. Use the torch backend"):
         flow_launch(75, 21, "ieee")
-
-
-class ImaginaryHopper:
-    """As much of a Triton driver as specialising and compiling a launch needs."""
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-@pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Hashes of the kernels that host functions would launch: everything but the launch is real."""
-    hashes: list[str] = []
-
-    def compile_only(kernel: triton.JITFunction, grid: tuple[int, ...]) -> Callable[..., None]:
-        def run(*args: object, **kwargs: object) -> None:
-            hashes.append(kernel.run(*args, grid=grid, warmup=True, **kwargs).hash)
-
-        return run
-
-    monkeypatch.setattr(triton.JITFunction, "__getitem__", compile_only)
-    monkeypatch.setattr("ricci_kernels.flow.device_limits", lambda device: (90, 132))
-    monkeypatch.setattr(driver, "_active", ImaginaryHopper())
-    return hashes
 
 
 def test_pools_and_settings_of_another_size_compile_nothing_new(launches: list[str]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from ricci_gpu.errors import SettingError
 from ricci_gpu.ops.adjacency import EdgeList
-from ricci_gpu.ops.transport.exact import ExactTransport
+from ricci_gpu.ops.transport.exact import ExactTransport, serves_on_device
 from ricci_gpu.ops.transport.interface import SOLVERS, TransportProblems, TransportSolution
 from ricci_gpu.ops.transport.sinkhorn import SinkhornTransport
 
@@ -47,7 +47,9 @@ class CheckedTransport:
         """Solve all problems; ``state`` holds the warm starts of both solvers."""
         edges, distance = problems.edges, problems.distance
         if state is None:
-            potentials = np.full((*edges.mask.shape, distance.shape[1]), np.inf)
+            potentials = None  # the kernel on a device keeps none
+            if not serves_on_device(distance):
+                potentials = np.full((*edges.mask.shape, distance.shape[1]), np.inf)
             pays = torch.ones(len(edges.mask), dtype=torch.bool, device=distance.device)
             state = (None, potentials, pays)
         scalings, potentials, pays = state
@@ -58,15 +60,11 @@ class CheckedTransport:
             problems, scalings
         )
         value, lower, upper = rough.value.clone(), rough.lower.clone(), rough.upper.clone()
+        converged = torch.ones_like(pays)
         doubtful = edges.mask & ((upper - lower > self.tolerance * upper) | ~pays[:, None])
         if doubtful.any():
             place, few = _compact(doubtful, edges)
-            rows = place[:, :, None].cpu().numpy()
-            fine = ExactTransport().solve(
-                TransportProblems(problems.distance, problems.measure, few),
-                np.take_along_axis(potentials, rows, axis=1),
-            )
-            np.put_along_axis(potentials, rows, fine.state, axis=1)
+            fine = _solve_few(problems, place, few, potentials)
             graph, slot = few.mask.nonzero(as_tuple=True)
             edge = place[graph, slot]
             for all_edges, resolved in (
@@ -75,10 +73,24 @@ class CheckedTransport:
                 (upper, fine.upper),
             ):
                 all_edges[graph, edge] = resolved[graph, slot]
+            converged = fine.converged
         pays = pays & (2 * doubtful.sum(dim=1) <= edges.mask.sum(dim=1))
         return TransportSolution(
-            value, lower, upper, torch.ones_like(pays), (rough.state, potentials, pays), doubtful
+            value, lower, upper, converged, (rough.state, potentials, pays), doubtful
         )
+
+
+def _solve_few(
+    problems: TransportProblems, place: torch.Tensor, few: EdgeList, potentials: np.ndarray | None
+) -> TransportSolution:
+    """Exact transport of a few edges of each graph; ``potentials`` of all edges are kept up."""
+    part = TransportProblems(problems.distance, problems.measure, few)
+    if potentials is None:
+        return ExactTransport().solve(part)
+    rows = place[:, :, None].cpu().numpy()
+    fine = ExactTransport().solve(part, np.take_along_axis(potentials, rows, axis=1))
+    np.put_along_axis(potentials, rows, fine.state, axis=1)
+    return fine
 
 
 def _compact(chosen: torch.Tensor, edges: EdgeList) -> tuple[torch.Tensor, EdgeList]:

@@ -23,12 +23,16 @@ import numpy as np
 import torch
 
 from ricci_gpu.errors import InputError
+from ricci_gpu.ops.kernels import on_kernels
 from ricci_gpu.ops.transport.interface import SOLVERS, TransportProblems, TransportSolution
+from ricci_gpu.shapes import Float, Tensor
 
 logger = logging.getLogger(__name__)
 
 # Mass below this is rounding of measures that sum to 1, not mass to be moved.
 _NO_MASS = 1e-15
+# Nodes of a graph that the Triton kernel takes.
+LARGEST_ON_DEVICE = 32
 
 
 def _solve_graphs(
@@ -247,7 +251,8 @@ def _compiled() -> Callable[..., None]:
 class ExactTransport:
     """The linear programme itself, to 1e-9 relative, on the CPU in float64.
 
-    Tensors on another device are copied here and back. Graphs are shared among torch's threads.
+    Graphs are shared among torch's threads. On a CUDA device graphs of up to 32 nodes are solved
+    there in the dtype of the problems (`solve_on_device`); larger ones are copied here and back.
     """
 
     def solve(self, problems: TransportProblems, state: Any = None) -> TransportSolution:
@@ -260,6 +265,8 @@ class ExactTransport:
         """
         if problems.measure.isnan().any() or problems.distance.isnan().any():
             raise InputError("distances and measures must be numbers; got NaN. Check the lengths.")
+        if serves_on_device(problems.distance):
+            return solve_on_device(problems)
         edges, device = problems.edges, problems.distance.device
         batch, edge_count = edges.mask.shape
         size = problems.distance.shape[1]
@@ -292,3 +299,27 @@ class ExactTransport:
         lower = torch.minimum(torch.from_numpy(dual).to(device, dtype), value).clamp(min=0.0)
         converged = torch.ones(batch, dtype=torch.bool, device=device)
         return TransportSolution(value, lower, value, converged, state)
+
+
+def serves_on_device(distance: Float[Tensor, "B N N"]) -> bool:
+    """Whether `solve_on_device` takes these graphs."""
+    return distance.shape[1] <= LARGEST_ON_DEVICE and on_kernels(distance)
+
+
+def solve_on_device(problems: TransportProblems) -> TransportSolution:
+    """The same programme by a Triton kernel, one problem per program; starts cold, keeps no state.
+
+    An edge whose search does not end counts as not converged, and its value is NaN.
+    """
+    from ricci_kernels.exact import exact_transport
+
+    edges = problems.edges
+    primal, dual = exact_transport(
+        problems.distance.contiguous(),
+        problems.measure.contiguous(),
+        edges.source,
+        edges.target,
+        edges.mask.sum(dim=1),
+    )
+    lower = torch.minimum(dual, primal).clamp(min=0.0)
+    return TransportSolution(primal, lower, primal, ~primal.isnan().any(dim=1))
