@@ -67,7 +67,7 @@ def test_tiny_in_the_interpreter_proves_every_kernel() -> None:
     kinds = ("bf16", "fp16", "fp32 ieee", "fp32 tf32", "fp32 tf32x3", "gradients", "int8")
     wanted = {f"maxsim {kind}" for kind in kinds}
     wanted |= {"token transport", "flow ieee", "flow tf32x3"}
-    wanted |= {"flow exact float32", "flow exact float64"}
+    wanted |= {"flow exact float32", "flow exact float64", "order"}
     assert set(result["proven"]) == wanted
     assert all(aim["met"] is None for aim in result["aims"])
 
