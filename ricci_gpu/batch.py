@@ -4,7 +4,7 @@ Also how ragged pools become padded batches (`pad_pools`) and in which sizes (`b
 padding is decided here and nowhere else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -35,6 +35,7 @@ class Reason(IntEnum):
     OUTSIDE_BUDGET = 5  # the filter keeps a fixed number, and others came first
     BAD_EMBEDDING = 6  # its vector is NaN, infinite or zero
     PADDING = 7  # no candidate at all: never shown to a user
+    UNSCORED = 8  # kept, and the reranker could not score it: it comes after the scored ones
 
 
 @dataclass(frozen=True)
@@ -43,14 +44,31 @@ class TokenPool:
 
     ``query_tokens[query_offsets[b]:query_offsets[b + 1]]`` are the vectors of query ``b``, and
     likewise for documents. ``document_of[b, c]`` is the document row of candidate ``c`` of query
-    ``b`` (-1 for padding), so that queries may share documents.
+    ``b`` (-1 for padding), so that queries may share documents. int8 documents bring the factor
+    of each token in ``document_scales``.
     """
 
     query_tokens: Float[Tensor, "Tq D"]
     query_offsets: Int[Tensor, "Bplus1"]
-    document_tokens: Float[Tensor, "Td D"]
+    document_tokens: Float[Tensor, "Td D"] | Int[Tensor, "Td D"]
     document_offsets: Int[Tensor, "Mplus1"]
     document_of: Int[Tensor, "B K"]
+    document_scales: Float[Tensor, "Td"] | None = None
+
+
+@dataclass(frozen=True)
+class TextPool:
+    """The texts of a batch, and the model that scores pairs of them.
+
+    Args:
+        queries: one per query.
+        candidates: texts of the candidates of each query, in the order of the pool.
+        score: a number per (query, candidate) pair, larger is better, NaN where there is none.
+    """
+
+    queries: Sequence[str]
+    candidates: Sequence[Sequence[str]]
+    score: Callable[[Sequence[tuple[str, str]]], Float[Tensor, "P"]]
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,7 @@ class QueryGraphBatch:
         prior: retrieval scores of the candidates, larger is better.
         node_emb: sentence vectors, row 0 the query; None when the chain does not need them.
         tokens: packed token vectors; None when the chain does not need them.
+        texts: the texts themselves; None when the chain does not need them.
         maxima: ``A[b, i, c]``, the largest similarity of query token i with a token of candidate
             c; -inf outside real tokens and candidates. Computed once, shared by the token
             filter and MaxSim.
@@ -88,6 +107,7 @@ class QueryGraphBatch:
     abstention: Float[Tensor, "B"]
     node_emb: Float[Tensor, "B N D"] | None = None
     tokens: TokenPool | None = None
+    texts: TextPool | None = None
     maxima: Float[Tensor, "B L K"] | None = None
     details: dict[str, Any] | None = None
 
@@ -122,6 +142,7 @@ def pad_pools(
     query_emb: Float[Tensor, "B D"] | None = None,
     candidate_emb: Sequence[Float[Tensor, "_ D"]] | None = None,
     tokens: TokenPool | None = None,
+    texts: TextPool | None = None,
     nodes: int | None = None,
     device: torch.device | str = "cpu",
 ) -> QueryGraphBatch:
@@ -133,6 +154,7 @@ def pad_pools(
             ranks, so that the given order stands.
         query_emb, candidate_emb: sentence vectors, both or neither.
         tokens: packed token vectors.
+        texts: the texts, and who scores them.
         nodes: padded size ``N``; by default the largest pool plus the query.
 
     Raises:
@@ -193,4 +215,5 @@ def pad_pools(
         abstention=torch.full((batch_size,), torch.nan, device=device),
         node_emb=None if node_emb is None else node_emb.to(device),
         tokens=tokens,
+        texts=texts,
     )

@@ -8,7 +8,9 @@ a token of the document. Semantics, the same on every path:
   one; an empty query scores 0 against a document that has a token;
 * a NaN in a real token makes the scores that read it NaN; it is never dropped;
 * a negative index in a pair stands for no pair: it costs nothing and scores ``-inf``;
-* products and sums are in float32 (float64 for float64 tokens).
+* products and sums are in float32 (float64 for float64 tokens);
+* int8 documents carry a factor per token, ``document_scales``. On a CUDA device they need 16-bit
+  queries. Documents compressed further are widened to one of these types first.
 
 CPU tensors take the compiled kernel of `packed_maxima`, or packed matrix products where numba is
 missing; CUDA tensors take the Triton kernel of `ricci_kernels`. They are registered with
@@ -18,12 +20,13 @@ both token matrices (those of the largest similarity; the first of equals).
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from einops import rearrange
 
 from ricci_gpu.batch import TokenPool
+from ricci_gpu.errors import InputError
 from ricci_gpu.ops.kernels import require_kernels
 from ricci_gpu.ops.packed_maxima import fill_maxima, is_compiled
 from ricci_gpu.shapes import Bool, Float, Int, Tensor
@@ -31,6 +34,8 @@ from ricci_gpu.shapes import Bool, Float, Int, Tensor
 # So many document tokens are gathered, widened or multiplied at a time; their similarities with one
 # query (32 x 4 bytes each) stay in the second-level cache until the maximum reads them.
 TOKENS_AT_ONCE = 4096
+
+Precision = Literal["ieee", "tf32", "tf32x3"]
 
 
 def token_maxima_reference(
@@ -57,11 +62,13 @@ def token_maxima_reference(
 def token_maxima(
     query_tokens: Float[Tensor, "Tq D"],
     query_offsets: Int[Tensor, "Bplus1"],
-    document_tokens: Float[Tensor, "Td D"],
+    document_tokens: Float[Tensor, "Td D"] | Int[Tensor, "Td D"],
     document_offsets: Int[Tensor, "Mplus1"],
     pair_query: Int[Tensor, "P"],
     pair_document: Int[Tensor, "P"],
     width: int | None = None,
+    document_scales: Float[Tensor, "Td"] | None = None,
+    precision: Precision = "ieee",
 ) -> Float[Tensor, "P L"]:
     """Per pair and query token, the largest similarity with a token of the document.
 
@@ -71,6 +78,9 @@ def token_maxima(
     Args:
         width: columns ``L`` of the result, at least the longest query; by default just that,
             which reads the offsets (give it under `torch.compile`).
+        document_scales: the factor of each document token, with int8 documents only.
+        precision: of float32 products on a CUDA device: ``ieee`` (exact), ``tf32`` (fast, about
+            1e-3) or ``tf32x3`` (three tf32 products, near float32). Other products are exact.
     """
     return torch.ops.ricci_gpu.token_maxima(
         query_tokens,
@@ -80,20 +90,34 @@ def token_maxima(
         pair_query,
         pair_document,
         longest_query(query_offsets) if width is None else width,
+        _checked_scales(document_tokens, document_scales),
+        precision,
     )
 
 
 def maxsim(
     query_tokens: Float[Tensor, "Tq D"],
     query_offsets: Int[Tensor, "Bplus1"],
-    document_tokens: Float[Tensor, "Td D"],
+    document_tokens: Float[Tensor, "Td D"] | Int[Tensor, "Td D"],
     document_offsets: Int[Tensor, "Mplus1"],
     pair_query: Int[Tensor, "P"],
     pair_document: Int[Tensor, "P"],
+    document_scales: Float[Tensor, "Td"] | None = None,
+    precision: Precision = "ieee",
 ) -> Float[Tensor, "P"]:
-    """MaxSim of every (query, document) pair; see the module for the edge cases."""
+    """MaxSim of every (query, document) pair; see the module for the edge cases.
+
+    ``document_scales`` and ``precision`` are those of `token_maxima`.
+    """
     return torch.ops.ricci_gpu.maxsim(
-        query_tokens, query_offsets, document_tokens, document_offsets, pair_query, pair_document
+        query_tokens,
+        query_offsets,
+        document_tokens,
+        document_offsets,
+        pair_query,
+        pair_document,
+        _checked_scales(document_tokens, document_scales),
+        precision,
     )
 
 
@@ -113,6 +137,7 @@ def pool_maxima(tokens: TokenPool) -> Float[Tensor, "B L K"]:
         tokens.document_offsets,
         pair_query,
         tokens.document_of[present],
+        document_scales=tokens.document_scales,
     )
     batch, candidates = present.shape
     padded = maxima.new_full((batch, candidates, maxima.shape[1]), -torch.inf)
@@ -136,106 +161,114 @@ def maxsim_from_maxima(
 torch.library.define(
     "ricci_gpu::token_maxima",
     "(Tensor query_tokens, Tensor query_offsets, Tensor document_tokens, Tensor document_offsets,"
-    " Tensor pair_query, Tensor pair_document, int width) -> Tensor",
+    " Tensor pair_query, Tensor pair_document, int width, Tensor? document_scales=None,"
+    " str precision='ieee') -> Tensor",
 )
 torch.library.define(
     "ricci_gpu::maxsim",
     "(Tensor query_tokens, Tensor query_offsets, Tensor document_tokens, Tensor document_offsets,"
-    " Tensor pair_query, Tensor pair_document) -> Tensor",
+    " Tensor pair_query, Tensor pair_document, Tensor? document_scales=None,"
+    " str precision='ieee') -> Tensor",
 )
 torch.library.define(
     "ricci_gpu::maxsim_backward",
     "(Tensor gradient, Tensor query_tokens, Tensor query_offsets, Tensor document_tokens,"
-    " Tensor document_offsets, Tensor pair_query, Tensor pair_document) -> (Tensor, Tensor)",
+    " Tensor document_offsets, Tensor pair_query, Tensor pair_document,"
+    " Tensor? document_scales=None) -> (Tensor, Tensor)",
 )
+
+
+class _Request(NamedTuple):
+    """What both operators take; the dispatcher leaves out options that stand at their defaults."""
+
+    query_tokens: Tensor
+    query_offsets: Tensor
+    document_tokens: Tensor
+    document_offsets: Tensor
+    pair_query: Tensor
+    pair_document: Tensor
+    document_scales: Tensor | None = None
+    precision: str = "ieee"
+
+    @property
+    def queries(self) -> Tensor:
+        """Query tokens in the type of the products."""
+        return self.query_tokens.to(_wide_type(self.query_tokens))
+
+    def documents(self, rows: Tensor | slice) -> Tensor:
+        """Some rows of the document tokens in the type of the products."""
+        tokens = self.document_tokens[rows].to(_wide_type(self.query_tokens))
+        scales = self.document_scales
+        return tokens if scales is None else tokens * scales[rows, None]
 
 
 def _token_maxima_cuda(*arguments: Any) -> Tensor:
     require_kernels("MaxSim on a CUDA device")
     from ricci_kernels.maxsim import token_maxima_pairs
 
-    return token_maxima_pairs(*arguments)[1]
+    request, width = _Request(*arguments[:6], *arguments[7:]), arguments[6]
+    options = {"precision": request.precision, "document_scales": request.document_scales}
+    return token_maxima_pairs(*request[:6], width, **options)[1]
 
 
 def _maxsim_cuda(*arguments: Any) -> Tensor:
     require_kernels("MaxSim on a CUDA device")
     from ricci_kernels.maxsim import maxsim_pairs
 
-    return maxsim_pairs(*arguments)
+    request = _Request(*arguments)
+    options = {"precision": request.precision, "document_scales": request.document_scales}
+    return maxsim_pairs(*request[:6], **options)
 
 
-def _token_maxima_cpu(
-    query_tokens: Tensor,
-    query_offsets: Tensor,
-    document_tokens: Tensor,
-    document_offsets: Tensor,
-    pair_query: Tensor,
-    pair_document: Tensor,
-    width: int,
-) -> Tensor:
-    query_tokens = _wide(query_tokens)
-    maxima = query_tokens.new_full((len(pair_query), width), -torch.inf)
-    pairs = pair_query, pair_document
-    fill = _fill_compiled if is_compiled() else _fill_by_products
-    fill(query_tokens, query_offsets, document_tokens, document_offsets, *pairs, maxima)
+def _token_maxima_cpu(*arguments: Any) -> Tensor:
+    return _maxima_on_cpu(_Request(*arguments[:6], *arguments[7:]), arguments[6])
+
+
+def _maxsim_cpu(*arguments: Any) -> Tensor:
+    request = _Request(*arguments)
+    maxima = _maxima_on_cpu(request, longest_query(request.query_offsets))
+    skipped = (request.pair_query < 0) | (request.pair_document < 0)
+    count = request.query_offsets.diff()[request.pair_query.clamp(min=0)]
+    real = torch.arange(maxima.shape[1])[None, :] < count[:, None]
+    empty = request.document_offsets.diff()[request.pair_document.clamp(min=0)] == 0
+    score = torch.where(real, maxima, 0.0).sum(dim=1)
+    return torch.where(skipped | empty, -torch.inf, score)
+
+
+def _maxima_on_cpu(request: _Request, width: int) -> Tensor:
+    queries = request.queries
+    maxima = queries.new_full((len(request.pair_query), width), -torch.inf)
+    if is_compiled():
+        _fill_compiled(request, queries, maxima)
+    else:
+        _fill_by_products(request, queries, maxima)
     return maxima
 
 
-def _fill_compiled(
-    query_tokens: Tensor,
-    query_offsets: Tensor,
-    document_tokens: Tensor,
-    document_offsets: Tensor,
-    pair_query: Tensor,
-    pair_document: Tensor,
-    maxima: Tensor,
-) -> None:
-    real = ((pair_query >= 0) & (pair_document >= 0)).nonzero()[:, 0]
-    everything = len(real) == len(pair_query)
-    queries = query_tokens.contiguous(), query_offsets.contiguous()
-    if document_tokens.dtype == query_tokens.dtype:
-        target = maxima if everything else maxima[real]
-        fill_maxima(
-            *queries,
-            document_tokens.contiguous(),
-            document_offsets.contiguous(),
-            pair_query[real],
-            pair_document[real],
-            target,
-        )
-        if not everything:
-            maxima[real] = target
-        return
-    # Other types are widened a few documents at a time, and only those that a pair reads.
-    counts = document_offsets.diff()[pair_document[real]]
-    for first, last in _blocks([0] * len(real), counts.tolist()):
-        pairs, count = real[first:last], counts[first:last]
-        rows = _document_rows(document_offsets[pair_document[pairs]], count)
-        target = maxima[pairs]
-        fill_maxima(
-            *queries,
-            document_tokens[rows].to(query_tokens.dtype),
-            torch.cat([count.new_zeros(1), count.cumsum(0)]),
-            pair_query[pairs],
-            torch.arange(len(pairs)),
-            target,
-        )
-        maxima[pairs] = target
+def _fill_compiled(request: _Request, queries: Tensor, maxima: Tensor) -> None:
+    tokens, offsets = request.document_tokens, request.document_offsets.contiguous()
+    owned = queries.contiguous(), request.query_offsets.contiguous()
+    real = ((request.pair_query >= 0) & (request.pair_document >= 0)).nonzero()[:, 0]
+    pair_query, pair_document = request.pair_query[real], request.pair_document[real]
+    target = maxima if len(real) == len(maxima) else maxima[real]
+    if tokens.dtype == queries.dtype:
+        fill_maxima(*owned, tokens.contiguous(), offsets, pair_query, pair_document, target)
+    else:
+        # Other types are widened a few documents at a time, and only those that a pair reads.
+        counts = offsets.diff()[pair_document]
+        for first, last in _blocks([0] * len(real), counts.tolist()):
+            count, one = counts[first:last], slice(first, last)
+            rows = _document_rows(offsets[pair_document[one]], count)
+            local = torch.cat([count.new_zeros(1), count.cumsum(0)])
+            places = torch.arange(last - first)
+            wide = request.documents(rows)
+            fill_maxima(*owned, wide, local, pair_query[one], places, target[one])
+    if target is not maxima:
+        maxima[real] = target
 
 
-def _fill_by_products(
-    query_tokens: Tensor,
-    query_offsets: Tensor,
-    document_tokens: Tensor,
-    document_offsets: Tensor,
-    pair_query: Tensor,
-    pair_document: Tensor,
-    maxima: Tensor,
-) -> None:
-    similarities = _similarities(
-        query_tokens, query_offsets, document_tokens, document_offsets, pair_query, pair_document
-    )
-    for first, lengths, similarity, _ in similarities:
+def _fill_by_products(request: _Request, queries: Tensor, maxima: Tensor) -> None:
+    for first, lengths, similarity, _ in _similarities(request, queries):
         columns = similarity.shape[1]
         rows = maxima[first : first + len(lengths), :columns].unbind(0)
         for count, part, row in zip(lengths, similarity.split(lengths), rows, strict=True):
@@ -243,66 +276,30 @@ def _fill_by_products(
                 torch.amax(part, dim=0, out=row)
 
 
-def _maxsim_cpu(
-    query_tokens: Tensor,
-    query_offsets: Tensor,
-    document_tokens: Tensor,
-    document_offsets: Tensor,
-    pair_query: Tensor,
-    pair_document: Tensor,
-) -> Tensor:
-    maxima = _token_maxima_cpu(
-        query_tokens,
-        query_offsets,
-        document_tokens,
-        document_offsets,
-        pair_query,
-        pair_document,
-        longest_query(query_offsets),
-    )
-    skipped = (pair_query < 0) | (pair_document < 0)
-    count = query_offsets.diff()[pair_query.clamp(min=0)]
-    real = torch.arange(maxima.shape[1])[None, :] < count[:, None]
-    empty = document_offsets.diff()[pair_document.clamp(min=0)] == 0
-    score = torch.where(real, maxima, 0.0).sum(dim=1)
-    return torch.where(skipped | empty, -torch.inf, score)
-
-
-def _maxsim_backward(
-    gradient: Tensor,
-    query_tokens: Tensor,
-    query_offsets: Tensor,
-    document_tokens: Tensor,
-    document_offsets: Tensor,
-    pair_query: Tensor,
-    pair_document: Tensor,
-) -> tuple[Tensor, Tensor]:
+def _maxsim_backward(gradient: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     """Every query token pulls at the document token it matched best, and the other way round.
 
-    The similarities are computed again rather than kept: training reads each batch once.
+    The similarities are computed again rather than kept: training reads each batch once. For int8
+    documents the second gradient is that of the widened tokens, which nothing asks for.
     """
-    to_query = torch.zeros_like(query_tokens, dtype=_wide_type(query_tokens))
-    to_document = torch.zeros_like(document_tokens, dtype=_wide_type(query_tokens))
-    similarities = _similarities(
-        _wide(query_tokens),
-        query_offsets,
-        document_tokens,
-        document_offsets,
-        pair_query,
-        pair_document,
-    )
-    for first, lengths, similarity, rows in similarities:
-        q = int(pair_query[first])
-        own = slice(int(query_offsets[q]), int(query_offsets[q + 1]))
+    request = _Request(*arguments)
+    queries = request.queries
+    to_query = torch.zeros_like(queries)
+    to_document = torch.zeros_like(request.document_tokens, dtype=queries.dtype)
+    for first, lengths, similarity, rows in _similarities(request, queries):
+        q = int(request.pair_query[first])
+        own = slice(int(request.query_offsets[q]), int(request.query_offsets[q + 1]))
         start = 0
         for pair, part in enumerate(similarity.split(lengths), start=first):
             if len(part):
                 best = rows[start + part.argmax(dim=0)]
-                pull = gradient[pair].to(to_query.dtype)
-                to_query[own] += pull * document_tokens[best].to(to_query.dtype)
-                to_document.index_add_(0, best, pull * query_tokens[own].to(to_query.dtype))
+                pull = gradient[pair].to(queries.dtype)
+                to_query[own] += pull * request.documents(best)
+                to_document.index_add_(0, best, pull * queries[own])
             start += len(part)
-    return to_query.to(query_tokens.dtype), to_document.to(document_tokens.dtype)
+    like = request.document_tokens.dtype
+    to_document = to_document.to(like) if like.is_floating_point else to_document
+    return to_query.to(request.query_tokens.dtype), to_document
 
 
 def _token_maxima_shape(query_tokens: Tensor, *rest: Any) -> Tensor:
@@ -315,16 +312,20 @@ def _maxsim_shape(query_tokens: Tensor, *rest: Any) -> Tensor:
 
 
 def _maxsim_backward_shape(gradient: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(rest[0]), torch.empty_like(rest[2])
+    queries, documents = rest[0], rest[2]
+    like = documents.dtype if documents.dtype.is_floating_point else _wide_type(queries)
+    return torch.empty_like(queries), torch.empty_like(documents, dtype=like)
 
 
-def _keep_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    request = _Request(*inputs)
+    ctx.save_for_backward(*request[:7])
 
 
 def _pull_back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     to_query, to_document = torch.ops.ricci_gpu.maxsim_backward(gradient, *ctx.saved_tensors)
-    return to_query, None, to_document, None, None, None
+    learnt = ctx.saved_tensors[2].dtype.is_floating_point
+    return to_query, None, to_document if learnt else None, None, None, None, None, None
 
 
 torch.library.impl("ricci_gpu::token_maxima", "cpu", _token_maxima_cpu)
@@ -338,36 +339,50 @@ torch.library.impl("ricci_gpu::maxsim_backward", ("cpu", "cuda"), _maxsim_backwa
 torch.library.register_fake("ricci_gpu::maxsim_backward", _maxsim_backward_shape)
 
 
+def _checked_scales(
+    document_tokens: Tensor, document_scales: Tensor | None
+) -> Float[Tensor, "Td"] | None:
+    if document_tokens.dtype.is_floating_point:
+        if document_scales is not None:
+            raise InputError(
+                f"`document_scales` belong to int8 documents; got {document_tokens.dtype}. "
+                "Leave them out."
+            )
+        return None
+    if document_tokens.dtype is not torch.int8 or document_scales is None:
+        scales = "none" if document_scales is None else "some"
+        raise InputError(
+            "document tokens must be floating-point, or int8 with `document_scales`, one factor "
+            f"per token; got {document_tokens.dtype} with {scales}. Convert them."
+        )
+    return document_scales
+
+
 def _similarities(
-    query_tokens: Tensor,
-    query_offsets: Tensor,
-    document_tokens: Tensor,
-    document_offsets: Tensor,
-    pair_query: Tensor,
-    pair_document: Tensor,
+    request: _Request, queries: Tensor
 ) -> Iterator[tuple[int, list[int], Tensor, Tensor]]:
     """Blocks of pairs of one query: first pair, tokens per pair, similarities, document rows.
 
     Similarities have shape (tokens of the documents end to end, tokens of the query).
     """
-    documents = torch.where(pair_query < 0, -1, pair_document)
-    counts = torch.where(documents < 0, 0, document_offsets.diff()[documents.clamp(min=0)])
-    starts = document_offsets[documents.clamp(min=0)]
+    offsets, pair_query = request.document_offsets, request.pair_query
+    documents = torch.where(pair_query < 0, -1, request.pair_document)
+    counts = torch.where(documents < 0, 0, offsets.diff()[documents.clamp(min=0)])
+    starts = offsets[documents.clamp(min=0)]
     for first, last in _blocks(pair_query.tolist(), counts.tolist()):
         count, start = counts[first:last], starts[first:last]
         q = int(pair_query[first])
         if q < 0 or int(count.sum()) == 0:
             continue
         # The product reads its right side in rows, which is a fifth faster on one thread.
-        query = query_tokens[query_offsets[q] : query_offsets[q + 1]].mT.contiguous()
+        query = queries[request.query_offsets[q] : request.query_offsets[q + 1]].mT.contiguous()
+        rows = _document_rows(start, count)
         end = start + count
         if bool((start[1:] == end[:-1]).all()):  # the documents lie end to end: no copy
-            rows = torch.arange(int(start[0]), int(end[-1]), device=count.device)
-            tokens = document_tokens[int(start[0]) : int(end[-1])]
+            tokens = request.documents(slice(int(start[0]), int(end[-1])))
         else:
-            rows = _document_rows(start, count)
-            tokens = document_tokens[rows]
-        yield first, count.tolist(), torch.mm(tokens.to(query.dtype), query), rows
+            tokens = request.documents(rows)
+        yield first, count.tolist(), torch.mm(tokens, query), rows
 
 
 def _document_rows(start: Tensor, count: Tensor) -> Tensor:
@@ -390,7 +405,3 @@ def _blocks(queries: list[int], counts: list[int]) -> Iterator[tuple[int, int]]:
 
 def _wide_type(tokens: Tensor) -> torch.dtype:
     return torch.float64 if tokens.dtype == torch.float64 else torch.float32
-
-
-def _wide(tokens: Tensor) -> Tensor:
-    return tokens.to(_wide_type(tokens))

@@ -11,9 +11,13 @@ from ricci_gpu.ops.cutoffs import (
     candidate_degree,
     fixed_k,
     fraction,
+    knee,
     largest_gap,
+    otsu,
     query_component,
     random_k,
+    ratio_to_top,
+    relative_drop,
     threshold,
     z_scores,
     z_threshold,
@@ -27,6 +31,9 @@ RULES = {
     "z_threshold": lambda s, m: z_threshold(s, m, 0.3),
     "largest_gap": largest_gap,
     "autocut": autocut,
+    "ratio_to_top": lambda s, m: ratio_to_top(s, m, 0.8),
+    "knee": knee,
+    "otsu": otsu,
 }
 
 
@@ -166,6 +173,50 @@ def test_autocut_keeps_all_where_nothing_can_be_said():
     assert _kept(autocut, [0.5] * 6) == list(range(6))
     assert _kept(autocut, [3.0, 2.0, 1.0, 0.0]) == [0, 1, 2, 3]  # a straight line
     assert _kept(autocut, []) == []
+
+
+def test_ratio_to_top_compares_with_the_best_of_the_pool():
+    assert _kept(ratio_to_top, [0.5, 0.45, 0.39], share=0.8) == [0, 1]
+    assert _kept(ratio_to_top, [-1.0, -1.1, -1.3], share=0.8) == [0, 1]
+    assert _kept(ratio_to_top, [0.0, 0.0, -0.1], share=0.1) == [0, 1]
+    assert _kept(ratio_to_top, [], share=0.8) == []
+    drop = relative_drop(torch.tensor([[2.0, 1.0, -INF]]), torch.ones(1, 3, dtype=torch.bool))
+    assert drop.tolist() == [[0.0, -0.5, -INF]]
+
+
+def test_knee_is_the_place_farthest_below_the_chord():
+    """Heights above the chord from (0, 1) to (4, 0): 0, -.65, -.45, -.22, 0."""
+    assert _kept(knee, [1.0, 0.1, 0.05, 0.03, 0.0]) == [0]
+    assert _kept(knee, [1.0, 0.9, 0.1, 0.05, 0.0]) == [0, 1]
+
+
+def test_knee_keeps_all_where_there_is_none():
+    assert _kept(knee, [1.0, 0.5]) == [0, 1]
+    assert _kept(knee, [0.3] * 5) == list(range(5))
+    assert _kept(knee, [4.0, 3.0, 2.0, 1.0]) == list(range(4))  # a straight line
+    assert _kept(knee, [1.0, 0.9, 0.7, 0.0]) == list(range(4))  # nowhere below its chord
+    assert _kept(knee, []) == []
+
+
+def test_otsu_is_exact_two_means():
+    scores = torch.from_numpy(np.random.default_rng(4).normal(size=(40, 7)))
+    kept = otsu(scores, torch.ones(40, 7, dtype=torch.bool))
+    for row, chosen in zip(scores.numpy(), kept.numpy(), strict=True):
+        order = np.argsort(-row)
+
+        def within(cut, row=row, order=order):
+            parts = row[order[:cut]], row[order[cut:]]
+            return sum(((part - part.mean()) ** 2).sum() for part in parts)
+
+        best = min(range(1, 7), key=within)
+        assert set(np.flatnonzero(chosen)) == set(order[:best])
+
+
+def test_otsu_never_parts_equals():
+    assert _kept(otsu, [1.0, 1.0, 0.0, 0.0]) == [0, 1]
+    assert _kept(otsu, [0.5] * 4) == list(range(4))
+    assert _kept(otsu, [0.5]) == [0]
+    assert _kept(otsu, []) == []
 
 
 def test_random_k_keeps_k_of_the_real_candidates():

@@ -1,5 +1,7 @@
 """MaxSim and its per-token maxima, against loops in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ricci_gpu.batch import TokenPool
+from ricci_gpu.errors import InputError
 from ricci_gpu.ops.maxsim import (
     maxsim,
     maxsim_from_maxima,
@@ -270,3 +273,44 @@ def test_pools_without_candidates_or_queries_have_empty_maxima():
 
 def _parts(pool: TokenPool) -> tuple[torch.Tensor, ...]:
     return pool.query_tokens, pool.query_offsets, pool.document_tokens, pool.document_offsets
+
+
+def test_int8_documents_carry_a_factor_per_token(route):
+    queries, q_offsets = _packed([5, 3], 0)
+    documents, d_offsets = _packed([6, 0, 4], 1)
+    scales = documents.abs().amax(dim=1) / 127
+    small = (documents / scales[:, None]).round().to(torch.int8)
+    pairs = torch.tensor([0, 1, -1, 1]), torch.tensor([0, 2, 0, 1])
+    widened = small.float() * scales[:, None]
+    expected = maxsim(queries, q_offsets, widened, d_offsets, *pairs)
+    found = maxsim(queries, q_offsets, small, d_offsets, *pairs, document_scales=scales)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+    # Rounding to 127 steps of a unit vector: at most half a step per number and query token.
+    exact = maxsim(queries, q_offsets, documents, d_offsets, *pairs)
+    assert float((found - exact)[:2].abs().max()) < 5 * 0.5 * float(scales.max()) * WIDTH**0.5
+
+
+def test_int8_documents_in_a_pool_bring_their_factors():
+    pool = _pool([[2, 0, 1], [0, 3, -1], [3, -1, -1]])
+    scales = torch.full((len(pool.document_tokens),), 1 / 127)
+    small = (pool.document_tokens * 127).round().to(torch.int8)
+    packed = replace(pool, document_tokens=small, document_scales=scales)
+    widened = replace(pool, document_tokens=small.float() / 127)
+    torch.testing.assert_close(pool_maxima(packed), pool_maxima(widened), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scaled", "message"),
+    [
+        (torch.float32, True, "belong to int8 documents; got torch.float32. Leave them out"),
+        (torch.int8, False, "one factor per token; got torch.int8 with none"),
+        (torch.int32, True, "floating-point, or int8 .* got torch.int32 with some"),
+    ],
+)
+def test_factors_that_do_not_fit_the_documents_are_refused(dtype, scaled, message):
+    queries, q_offsets = _packed([2], 0)
+    documents, d_offsets = _packed([3], 1)
+    pair = torch.tensor([0]), torch.tensor([0])
+    scales = torch.ones(3) if scaled else None
+    with pytest.raises(InputError, match=message):
+        maxsim(queries, q_offsets, documents.to(dtype), d_offsets, *pair, document_scales=scales)

@@ -65,3 +65,14 @@ def test_maxima_take_a_wider_table(tokens):
     assert wide.shape == (6, 8)
     assert torch.equal(wide[:, :5], token_maxima(*arguments))
     assert torch.isneginf(wide[:, 5:]).all()
+
+
+def test_int8_documents_learn_nothing_and_their_queries_do(tokens):
+    queries, documents = tokens
+    queries = queries.float().requires_grad_()
+    small, scales = (documents * 20).round().to(torch.int8), torch.full((12,), 0.05)
+    pairs = PAIR_QUERY[:5], PAIR_DOCUMENT[:5]
+    score = maxsim(queries, QUERY_OFFSETS, small, DOCUMENT_OFFSETS, *pairs, document_scales=scales)
+    widened = maxsim(queries, QUERY_OFFSETS, small.float() / 20, DOCUMENT_OFFSETS, *pairs)
+    [ours], [expected] = (torch.autograd.grad(each.sum(), queries) for each in (score, widened))
+    torch.testing.assert_close(ours, expected)
