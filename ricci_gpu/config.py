@@ -23,10 +23,20 @@ from ricci_gpu.stages.token_filter import TokenTransportFilter
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The encoder. ``name`` is a packaged model, a folder, or a name on the hub."""
+    """The models that make vectors.
+
+    Args:
+        name: the dense encoder: a packaged model, a folder, or a name on the hub.
+        dtype: of the weights of all models, those of rerankers included.
+        late_interaction: makes the token vectors: a folder, ``minilm-128`` or a name on the hub;
+            null takes those of the dense encoder.
+        cache: folder that keeps the vectors of texts between runs; null for none.
+    """
 
     name: str = "all-MiniLM-L6-v2"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    late_interaction: str | None = None
+    cache: str | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "float16", "bfloat16"):

@@ -35,7 +35,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,11 +71,11 @@ class Hit:
     def to_dict(self) -> dict[str, Any]:
         return {
             "position": self.position,
-            "id": _printable(self.id),
-            "score": _finite(self.score),
+            "id": printable(self.id),
+            "score": finite(self.score),
             "kept": self.kept,
-            "reason": _printable(self.reason),
-            "filter_value": _finite(self.filter_value),
+            "reason": printable(self.reason),
+            "filter_value": finite(self.filter_value),
         }
 
 
@@ -101,17 +101,17 @@ class Ranking:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that every JSON writer accepts: no NaN, no lone surrogates."""
         return {
-            "query_id": _printable(self.query_id),
-            "query": _printable(self.query),
+            "query_id": printable(self.query_id),
+            "query": printable(self.query),
             "status": self.status,
-            "abstention": _finite(self.abstention),
+            "abstention": finite(self.abstention),
             "hits": [hit.to_dict() for hit in self.hits],
             "dropped": [hit.to_dict() for hit in self.dropped],
         }
 
 
 def write_rankings(
-    rankings: Sequence[Ranking],
+    rankings: Iterable[Ranking],
     folder: str | os.PathLike[str],
     formats: Sequence[str] = ("parquet", "jsonl", "trec"),
     tag: str = "ricci_gpu",
@@ -122,6 +122,8 @@ def write_rankings(
     each is flushed to disk before it does: no name ever stands for a partial file.
 
     Args:
+        rankings: gone through once, and not kept; only ``trec`` remembers the query ids, to refuse
+            one that comes twice.
         folder: made when it does not exist.
         tag: the last column of the TREC run.
 
@@ -135,10 +137,16 @@ def write_rankings(
             raise SettingError(f"unknown output format `{name}`. {suggest(name, _WRITERS)}")
     paths = {name: Path(folder) / _WRITERS[name][0] for name in formats}
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        for name, path in paths.items():
-            temporary = stack.enter_context(atomic_file(path))
-            _WRITERS[name][1](rankings, temporary, tag)
+    with ExitStack() as files:
+        temporary = [files.enter_context(atomic_file(path)) for path in paths.values()]
+        with ExitStack() as writers:  # closed before the files get their names
+            write = [
+                writers.enter_context(_WRITERS[name][1](path, tag))
+                for name, path in zip(paths, temporary, strict=True)
+            ]
+            for ranking in rankings:
+                for each in write:
+                    each(ranking)
     return paths
 
 
@@ -161,13 +169,22 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _write_jsonl(rankings: Sequence[Ranking], path: Path, tag: str) -> None:
+Writer = Callable[[Ranking], None]
+
+
+@contextmanager
+def _jsonl_writer(path: Path, tag: str) -> Iterator[Writer]:
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for ranking in rankings:
-            file.write(json.dumps(ranking.to_dict(), ensure_ascii=False, allow_nan=False) + "\n")
+
+        def write(ranking: Ranking) -> None:
+            text = json.dumps(ranking.to_dict(), ensure_ascii=False, allow_nan=False)
+            file.write(text + "\n")
+
+        yield write
 
 
-def _write_parquet(rankings: Sequence[Ranking], path: Path, tag: str) -> None:
+@contextmanager
+def _parquet_writer(path: Path, tag: str) -> Iterator[Writer]:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -186,41 +203,62 @@ def _write_parquet(rankings: Sequence[Ranking], path: Path, tag: str) -> None:
             pa.field("status", pa.string(), nullable=False),
         ]
     )
+    columns: dict[str, list[Any]] = {name: [] for name in schema.names}
     with pq.ParquetWriter(path, schema) as writer:
-        rows: list[dict[str, Any]] = []
-        for ranking in rankings:
-            rows.extend(_parquet_rows(ranking))
-            if len(rows) >= ROWS_PER_GROUP:
-                writer.write_table(pa.Table.from_pylist(rows, schema=schema))
-                rows = []
-        if rows:
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+
+        def flush() -> None:
+            writer.write_table(pa.table(columns, schema=schema))
+            for values in columns.values():
+                values.clear()
+
+        def write(ranking: Ranking) -> None:
+            hits = [*ranking.hits, *ranking.dropped]
+            rank = [*range(1, len(ranking.hits) + 1), *[None] * len(ranking.dropped)]
+            columns["query_id"] += [printable(ranking.query_id)] * len(hits)
+            columns["status"] += [ranking.status] * len(hits)
+            columns["rank"] += rank
+            for name, values in candidate_columns(hits).items():
+                columns[name] += values
+            if len(columns["id"]) >= ROWS_PER_GROUP:
+                flush()
+
+        yield write
+        if columns["id"]:
+            flush()
 
 
-def _parquet_rows(ranking: Ranking) -> Iterator[dict[str, Any]]:
-    query = {"query_id": _printable(ranking.query_id), "status": ranking.status}
-    for rank, hit in enumerate(ranking.hits, start=1):
-        yield query | {"rank": rank} | hit.to_dict()
-    for hit in ranking.dropped:
-        yield query | {"rank": None} | hit.to_dict()
+def candidate_columns(hits: Sequence[Hit]) -> dict[str, list[Any]]:
+    """The fields of `Hit` as columns, with values that any file format can hold."""
+    return {
+        "position": [hit.position for hit in hits],
+        "id": [printable(hit.id) for hit in hits],
+        "score": [finite(hit.score) for hit in hits],
+        "kept": [hit.kept for hit in hits],
+        "reason": [printable(hit.reason) for hit in hits],
+        "filter_value": [finite(hit.filter_value) for hit in hits],
+    }
 
 
-def _write_trec(rankings: Sequence[Ranking], path: Path, tag: str) -> None:
+@contextmanager
+def _trec_writer(path: Path, tag: str) -> Iterator[Writer]:
     _require_trec_name(tag, "the tag")
     queries: set[str] = set()
     with path.open("w", encoding="utf-8", newline="\n") as file:
-        for ranking in rankings:
-            query_id = _printable(ranking.query_id)
+
+        def write(ranking: Ranking) -> None:
+            query_id = printable(ranking.query_id)
             _require_trec_name(query_id, "query id")
             _require_new(query_id, queries, "query id")
             documents: set[str] = set()
             scores = _decreasing([hit.score for hit in ranking.hits])
             for rank, (hit, score) in enumerate(zip(ranking.hits, scores, strict=True), start=1):
-                document = _printable(hit.id)
+                document = printable(hit.id)
                 _require_trec_name(document, f"query `{query_id}`, passage id")
                 _require_new(document, documents, f"query `{query_id}`, passage id")
                 # nine significant digits tell every two float32 numbers apart
                 file.write(f"{query_id} Q0 {document} {rank} {score:.9g} {tag}\n")
+
+        yield write
 
 
 def _decreasing(scores: Sequence[float | None]) -> list[float]:
@@ -239,9 +277,9 @@ def _decreasing(scores: Sequence[float | None]) -> list[float]:
 def require_trec_names(query_ids: Iterable[str], passage_ids: Iterable[str]) -> None:
     """Refuse ids that a TREC run cannot hold, before a long run rather than after it."""
     for query_id in query_ids:
-        _require_trec_name(_printable(query_id), "query id")
+        _require_trec_name(printable(query_id), "query id")
     for passage_id in passage_ids:
-        _require_trec_name(_printable(passage_id), "passage id")
+        _require_trec_name(printable(passage_id), "passage id")
 
 
 def _require_trec_name(name: str, what: str) -> None:
@@ -261,11 +299,12 @@ def _require_new(name: str, seen: set[str], what: str) -> None:
     seen.add(name)
 
 
-def _finite(value: float | None) -> float | None:
+def finite(value: float | None) -> float | None:
+    """The number, or None for one that JSON does not have."""
     return value if value is not None and math.isfinite(value) else None
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The text with each lone surrogate replaced by U+FFFD, so that UTF-8 can hold it."""
     try:
         text.encode("utf-8")
@@ -274,8 +313,8 @@ def _printable(text: str) -> str:
     return text
 
 
-_WRITERS: dict[str, tuple[str, Callable[[Sequence[Ranking], Path, str], None]]] = {
-    "parquet": ("rankings.parquet", _write_parquet),
-    "jsonl": ("rankings.jsonl", _write_jsonl),
-    "trec": ("run.trec", _write_trec),
+_WRITERS: dict[str, tuple[str, Callable[[Path, str], AbstractContextManager[Writer]]]] = {
+    "parquet": ("rankings.parquet", _parquet_writer),
+    "jsonl": ("rankings.jsonl", _jsonl_writer),
+    "trec": ("run.trec", _trec_writer),
 }

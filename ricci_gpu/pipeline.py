@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -10,12 +10,24 @@ from typing import Any
 
 import torch
 
-from ricci_gpu.batch import QueryGraphBatch, Reason, Status, TokenPool, bucket_size, pad_pools
+from ricci_gpu.batch import (
+    QueryGraphBatch,
+    Reason,
+    Status,
+    TextPool,
+    TokenPool,
+    bucket_size,
+    pad_pools,
+)
 from ricci_gpu.config import Config
 from ricci_gpu.errors import InputError, QueryError
 from ricci_gpu.ops.topk import descending_order
 from ricci_gpu.output import Hit, Ranking
 from ricci_gpu.shapes import Float, Tensor
+
+PairScorer = Callable[[Sequence[tuple[str, str]]], Tensor]
+
+_IN_WORDS = {"embeddings": "sentence embeddings", "tokens": "token vectors", "texts": "texts"}
 
 
 @dataclass(frozen=True)
@@ -28,6 +40,7 @@ class Pools:
         prior: retrieval scores of each pool; None keeps the order given.
         query_emb, candidate_emb: sentence vectors; None when there are none.
         tokens: packed token vectors, with ``document_of`` of shape (B, largest pool).
+        texts: of the candidates; None when there are none.
     """
 
     query_ids: Sequence[str]
@@ -37,6 +50,7 @@ class Pools:
     query_emb: Float[Tensor, "B D"] | None = None
     candidate_emb: Sequence[Float[Tensor, "_ D"]] | None = None
     tokens: TokenPool | None = None
+    texts: Sequence[Sequence[str]] | None = None
 
     @property
     def carries(self) -> set[str]:
@@ -45,20 +59,31 @@ class Pools:
             have.add("embeddings")
         if self.tokens is not None:
             have.add("tokens")
+        if self.texts is not None:
+            have.add("texts")
         return have
 
 
 class Pipeline:
     """Filter, rerank and select, for one configuration.
 
+    Args:
+        scorer: scores (query, candidate) pairs of texts, for rerankers that read texts.
+
     Attributes:
-        needs: what pools must carry: ``embeddings``, ``tokens``, both or neither.
+        needs: what pools must carry: any of ``embeddings``, ``tokens``, ``texts``.
         seconds: time spent per stage so far.
     """
 
-    def __init__(self, config: Config, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        config: Config,
+        device: torch.device | str = "cpu",
+        scorer: PairScorer | None = None,
+    ) -> None:
         self.config = config
         self.device = torch.device(device)
+        self._scorer = scorer
         self.needs = config.filter.needs() | config.rerank.needs()
         self.seconds: dict[str, float] = defaultdict(float)
 
@@ -66,11 +91,15 @@ class Pipeline:
         """Refuse pools that lack what a stage reads, before any work."""
         for stage in (self.config.filter, self.config.rerank):
             for lacking in sorted(stage.needs() - pools.carries):
-                what = {"embeddings": "sentence embeddings", "tokens": "token vectors"}[lacking]
                 raise InputError(
-                    f"stage `{stage.name}` reads {what}, and these pools carry none. Give texts, "
-                    "so that the encoder can make them, or choose stages that do without."
+                    f"stage `{stage.name}` reads {_IN_WORDS[lacking]}, and these pools carry none. "
+                    "Give texts, from which all else is made, or choose stages that do without."
                 )
+        if "texts" in self.needs and self._scorer is None:
+            raise InputError(
+                f"stage `{self.config.rerank.name}` needs a model that scores pairs of texts. Rank "
+                "through `Reranker`, which loads it, or give `Pipeline` a `scorer`."
+            )
 
     def run(self, batch: QueryGraphBatch) -> QueryGraphBatch:
         """Filter and rerank one padded batch."""
@@ -97,6 +126,10 @@ class Pipeline:
     def _pad(self, pools: Pools, rows: list[int], nodes: int) -> QueryGraphBatch:
         counts = [len(pools.candidate_ids[row]) for row in rows]
         tokens = None if pools.tokens is None else _take_queries(pools.tokens, rows, nodes - 1)
+        texts = None
+        if pools.texts is not None and self._scorer is not None:
+            candidates = [pools.texts[row] for row in rows]
+            texts = TextPool([pools.queries[row] for row in rows], candidates, self._scorer)
         return pad_pools(
             counts,
             prior=None if pools.prior is None else [pools.prior[row] for row in rows],
@@ -105,6 +138,7 @@ class Pipeline:
             if pools.candidate_emb is None
             else [pools.candidate_emb[row] for row in rows],
             tokens=tokens,
+            texts=texts,
             nodes=nodes,
             device=self.device,
         )
@@ -177,7 +211,7 @@ class Pipeline:
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()  # others may prepare more work
         self.seconds[stage] += time.perf_counter() - start
 
 

@@ -11,13 +11,16 @@ from ricci_gpu.config import Config
 from ricci_gpu.errors import InputError
 from ricci_gpu.output import Ranking
 from ricci_gpu.pipeline import Pipeline, Pools, pack_documents
+from ricci_gpu.scorers import Scorer, load_scorer
 from ricci_gpu.shapes import Float, Tensor
 
 if TYPE_CHECKING:
     from ricci_gpu.corpus.candidates import CandidateList
     from ricci_gpu.corpus.records import Query
     from ricci_gpu.corpus.store import CorpusStore
-    from ricci_gpu.models.encoder import Encoder
+    from ricci_gpu.models.encoder import Encoded, Encoder
+    from ricci_gpu.models.late_interaction import LateInteraction
+    from ricci_gpu.models.sides import SideEncoder
 
 Progress = Callable[[int, int], None]
 
@@ -47,8 +50,10 @@ class Reranker:
     ) -> None:
         self.config = config if isinstance(config, Config) else Config.load(config, overrides)
         self.device = resolve_device(self.config.runtime.device)
-        self.pipeline = Pipeline(self.config, self.device)
+        self.pipeline = Pipeline(self.config, self.device, self.score_pairs)
         self._encoder = encoder
+        self._late_interaction: LateInteraction | None = None
+        self._scorer: Scorer | None = None
 
     @property
     def loaded_encoder(self) -> "Encoder | None":
@@ -62,8 +67,64 @@ class Reranker:
             from ricci_gpu.models.encoder import Encoder
 
             settings = self.config.model
-            self._encoder = Encoder.load(settings.name, self.device, getattr(torch, settings.dtype))
+            self._encoder = Encoder.load(
+                settings.name, self.device, getattr(torch, settings.dtype), settings.cache
+            )
         return self._encoder
+
+    @property
+    def late_interaction(self) -> "LateInteraction | None":
+        """The model of the token vectors, loaded on first use; None for those of the encoder."""
+        settings = self.config.model
+        if self._late_interaction is None and settings.late_interaction is not None:
+            from ricci_gpu.models.late_interaction import LateInteraction
+
+            self._late_interaction = LateInteraction.load(
+                settings.late_interaction,
+                self.device,
+                getattr(torch, settings.dtype),
+                settings.cache,
+                self.encoder,
+            )
+        return self._late_interaction
+
+    @property
+    def query_encoder(self) -> "SideEncoder":
+        """Encodes queries, with the prompt and the token vectors that the settings ask for."""
+        from ricci_gpu.models.sides import SideEncoder
+
+        return SideEncoder("query", self.encoder, self.late_interaction)
+
+    @property
+    def passage_encoder(self) -> "SideEncoder":
+        """Encodes passages; what `CorpusStore.build` takes."""
+        from ricci_gpu.models.sides import SideEncoder
+
+        return SideEncoder("passage", self.encoder, self.late_interaction)
+
+    def score_pairs(self, pairs: Sequence[tuple[str, str]]) -> Float[Tensor, "P"]:
+        """Scores of (query, candidate) pairs by the model of ``config.rerank``, loaded on first
+        use; NaN where it gives none.
+
+        Raises:
+            SettingError: the reranker of the settings reads no texts.
+        """
+        return self._loaded_scorer.score(pairs)
+
+    @property
+    def _loaded_scorer(self) -> Scorer:
+        if self._scorer is None:
+            self._scorer = load_scorer(self.config, self.device)
+        return self._scorer
+
+    def fingerprints(self) -> dict[str, str]:
+        """Of the models that the rankings depend on, by their part: equal ones rank alike."""
+        found = {"encoder": self.encoder.fingerprint}
+        if self.late_interaction is not None:
+            found["late_interaction"] = self.late_interaction.fingerprint
+        if "texts" in self.pipeline.needs:
+            found["reranker"] = self._loaded_scorer.fingerprint
+        return found
 
     def rank(
         self, query: str, documents: Sequence[str], ids: Sequence[str] | None = None
@@ -142,7 +203,7 @@ class Reranker:
         step, done = self.config.runtime.batch_size, 0
         for first in range(0, len(lists), step):
             window = lists[first : first + step]
-            yield from self.pipeline.rank(self._pools_of_candidates(window))
+            yield from self.pipeline.rank(self.candidate_pools(window))
             done += len(window)
             if progress is not None:
                 progress(done, len(lists))
@@ -201,8 +262,11 @@ class Reranker:
     def retrieve(self, store: "CorpusStore", queries: "Sequence[Query]") -> Pools:
         """The pools of some queries: nearest passages with what the stages need of them."""
         needs_tokens = "tokens" in self.pipeline.needs
+        if needs_tokens:
+            store.require_token_model(self.query_encoder.token_model)
         with self.pipeline.timed("encode"):
-            encoded = self.encoder.encode([query.text for query in queries], tokens=needs_tokens)
+            texts = [query.text for query in queries]
+            encoded = self.query_encoder.encode(texts, tokens=needs_tokens)
         with self.pipeline.timed("retrieve"):
             scores, rows = store.search(encoded.vectors, self.config.retrieve.k)
             # An approximate index may find fewer than k and fill up with -1.
@@ -228,30 +292,30 @@ class Reranker:
                 query_emb=encoded.vectors,
                 candidate_emb=[store.vectors[pool].to(self.device) for pool in pools],
                 tokens=tokens,
+                texts=[[store.passages[row].full_text for row in pool.tolist()] for pool in pools],
             )
 
-    def _pools_of_candidates(self, lists: "Sequence[CandidateList]") -> Pools:
-        """Encode what is missing; a text that comes several times is encoded once."""
+    def candidate_pools(self, lists: "Sequence[CandidateList]") -> Pools:
+        """The pools of ready candidate lists, of which all or none bring embeddings.
+
+        What is missing is encoded; a passage that comes several times is encoded once.
+        """
         given = lists[0].embeddings is not None  # `rank_candidates` has checked that all agree
+        has_texts = all(each.has_text for each in lists)
         needs_tokens = "tokens" in self.pipeline.needs
+        needs_vectors = "embeddings" in self.pipeline.needs or any(
+            each.scores is None for each in lists
+        )
         query_emb: Tensor | None = None
-        candidate_emb: list[Tensor] = []
+        candidate_emb: list[Tensor] | None = None
         tokens = None
         if given:
             query_emb = torch.stack([torch.as_tensor(each.query_embedding) for each in lists])
             query_emb = query_emb.to(self.device)
             candidate_emb = [torch.as_tensor(each.embeddings).to(self.device) for each in lists]
-        if not given or (needs_tokens and all(each.has_text for each in lists)):
-            row_of: dict[str, int] = {}
-            documents = [
-                [row_of.setdefault(passage.full_text, len(row_of)) for passage in each.passages]
-                for each in lists
-            ]
-            with self.pipeline.timed("encode"):
-                encode = self.encoder.encode
-                query = encode([each.query.text for each in lists], tokens=needs_tokens)
-                passage = encode(list(row_of), tokens=needs_tokens)
-            if query_emb is None:
+        if (needs_vectors and not given) or (needs_tokens and has_texts):
+            query, passage, documents = self._encode_lists(lists, needs_tokens)
+            if not given:
                 query_emb = query.vectors
                 candidate_emb = [passage.vectors[rows] for rows in documents]
             if needs_tokens:
@@ -264,21 +328,47 @@ class Reranker:
                     document_offsets=document_offsets,
                     document_of=pack_documents(documents).to(self.device),
                 )
-        assert query_emb is not None
         return Pools(
             query_ids=[each.query.id for each in lists],
             queries=[each.query.text for each in lists],
             candidate_ids=[[passage.id for passage in each.passages] for each in lists],
-            prior=[
-                torch.as_tensor(each.scores, dtype=torch.float32)
-                if each.scores is not None
-                else cosine(vector, vectors).cpu()
-                for each, vector, vectors in zip(lists, query_emb, candidate_emb, strict=True)
-            ],
+            prior=_priors(lists, query_emb, candidate_emb),
             query_emb=query_emb,
             candidate_emb=candidate_emb,
             tokens=tokens,
+            texts=[[p.full_text for p in each.passages] for each in lists] if has_texts else None,
         )
+
+    def _encode_lists(
+        self, lists: "Sequence[CandidateList]", tokens: bool
+    ) -> "tuple[Encoded, Encoded, list[list[int]]]":
+        """Queries, distinct passages, and the rows of the latter that each list holds."""
+        row_of: dict[str, int] = {}
+        documents = [
+            [row_of.setdefault(passage.full_text, len(row_of)) for passage in each.passages]
+            for each in lists
+        ]
+        with self.pipeline.timed("encode"):
+            query = self.query_encoder.encode([each.query.text for each in lists], tokens=tokens)
+            passage = self.passage_encoder.encode(list(row_of), tokens=tokens)
+        return query, passage, documents
+
+
+def _priors(
+    lists: "Sequence[CandidateList]",
+    query_emb: Tensor | None,
+    candidate_emb: Sequence[Tensor] | None,
+) -> list[Tensor]:
+    """The scores given, else cosines."""
+    priors = []
+    for row, each in enumerate(lists):
+        if each.scores is not None:
+            priors.append(torch.as_tensor(each.scores, dtype=torch.float32))
+        else:
+            assert query_emb is not None  # encoded, where scores are missing
+            assert candidate_emb is not None
+            priors.append(cosine(query_emb[row], candidate_emb[row]).cpu())
+    return priors
 
 
 def cosine(query: Float[Tensor, "D"], candidates: Float[Tensor, "n D"]) -> Float[Tensor, "n"]:

@@ -1,6 +1,7 @@
 import gzip
 import json
 import re
+from contextlib import contextmanager
 
 import pytest
 
@@ -358,8 +359,10 @@ def test_ids_that_trec_cannot_hold(fails, run, corpus, tmp_path, out):
 def test_a_failure_in_the_middle_leaves_nothing(
     run, corpus, queries, out, monkeypatch, failure, capsys
 ):
-    def half(rankings, path, tag):
+    @contextmanager
+    def half(path, tag):
         path.write_text("half a li")
+        yield lambda ranking: None
         raise failure
 
     monkeypatch.setitem(output._WRITERS, "trec", ("run.trec", half))

@@ -1,5 +1,7 @@
 import json
 import math
+import weakref
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -147,14 +149,35 @@ def test_lone_surrogates_become_replacement_characters(tmp_path):
     assert paths["trec"].read_text(encoding="utf-8").startswith("q\ufffd Q0 d\ufffd 1 ")
 
 
+def test_rankings_are_gone_through_once_and_not_kept(tmp_path):
+    """Each is gone when the one after the next is asked for, in all formats at once."""
+    alive = []
+
+    def made():
+        for number in range(50):
+            one = ranking([hit(f"d{number}")], query_id=f"q{number}")
+            alive.append(weakref.ref(one))
+            assert sum(each() is not None for each in alive) <= 2
+            yield one
+
+    paths = write_rankings(made(), tmp_path)
+    assert len(paths["jsonl"].read_text().splitlines()) == 50
+    assert len(paths["trec"].read_text().splitlines()) == 50
+    assert pq.read_table(paths["parquet"])["id"].to_pylist() == [f"d{n}" for n in range(50)]
+
+
 @pytest.mark.parametrize("failure", [OSError("disk full"), KeyboardInterrupt()])
 def test_failure_leaves_the_old_files_and_no_new_ones(tmp_path, monkeypatch, failure):
     write_rankings([ranking([hit("old")])], tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def fail(rankings, path, tag):
-        path.write_text("half a li")
-        raise failure
+    @contextmanager
+    def fail(path, tag):
+        def write(ranking):
+            path.write_text("half a li")
+            raise failure
+
+        yield write
 
     monkeypatch.setitem(output._WRITERS, "trec", ("run.trec", fail))
     with pytest.raises(type(failure)):

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -183,10 +184,53 @@ def test_the_chain_is_checked_before_any_work(overrides, lacking, message):
     assert dict(pipeline.seconds) == {}
 
 
+CROSS = ("filter.type=fixed_k", "filter.k=3", "rerank.type=cross_encoder", "rerank.model=m")
+
+
+def test_texts_reach_the_scorer_and_order_the_survivors():
+    pools = replace(make_pools(), texts=[[f"t{i}" for i in range(n)] for n in COUNTS])
+    asked = []
+
+    def score(pairs):
+        asked.extend(pairs)
+        return torch.tensor([float(text[1:]) for _, text in pairs])
+
+    rankings = Pipeline(config(*CROSS), scorer=score).rank(pools)
+    kept = Pipeline(config(*CROSS[:2])).rank(pools)
+    for ranking, before, prompt in zip(rankings, kept, pools.queries, strict=True):
+        places = sorted((hit.position for hit in before.hits), reverse=True)
+        assert [hit.position for hit in ranking.hits] == places
+        assert [hit.score for hit in ranking.hits] == [float(place) for place in places]
+        assert all((prompt, f"t{place}") in asked for place in places)
+    assert len(asked) == sum(len(ranking.hits) for ranking in rankings)
+
+
+def test_hits_without_a_score_come_last_and_say_so():
+    pools = replace(make_pools((4,)), texts=[["a", "b", "c", "d"]])
+    scores = torch.tensor([torch.nan, 1.0, torch.nan])
+    [ranking] = Pipeline(config(*CROSS), scorer=lambda pairs: scores[: len(pairs)]).rank(pools)
+    assert [hit.score for hit in ranking.hits] == [1.0, None, None]
+    assert [hit.reason for hit in ranking.hits[1:]] == ["kept; the reranker gave no score"] * 2
+    assert all(hit.kept for hit in ranking.hits)
+
+
+def test_texts_and_a_scorer_must_be_there():
+    with pytest.raises(
+        InputError, match=r"stage `cross_encoder` reads texts, and these pools carr"
+    ):
+        Pipeline(config(*CROSS)).rank(make_pools((3,)))
+    pools = replace(make_pools((1,)), texts=[["a"]])
+    with pytest.raises(
+        InputError, match=r"`cross_encoder` needs a model that scores pairs of text"
+    ):
+        Pipeline(config(*CROSS)).rank(pools)
+
+
 def test_what_a_chain_needs():
     assert Pipeline(config()).needs == {"tokens"}
     assert Pipeline(config(preset="ricci_filtration")).needs == {"embeddings", "tokens"}
     assert Pipeline(config(*KEEP_ALL)).needs == set()
+    assert Pipeline(config(*CROSS)).needs == {"texts"}
 
 
 def spoiled(*rows):

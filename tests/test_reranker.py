@@ -1,13 +1,16 @@
+import json
 import logging
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from checkpoints import PROMPTS, save_bert, save_dense, save_head
 
 from ricci_gpu import Config, Ranking, Reranker
 from ricci_gpu.corpus import CandidateList, CorpusStore, Passage, Query
 from ricci_gpu.errors import InputError, SettingError
+from ricci_gpu.models import CrossEncoder
 from ricci_gpu.reranker import cosine, resolve_device
 
 INSULIN = "Insulin is made by the beta cells of the pancreas."
@@ -345,3 +348,102 @@ def test_configurations_and_devices():
         assert resolve_device("auto") == torch.device("cpu")
         with pytest.raises(InputError, match=r"torch sees no CUDA device\. Use `cpu` or `auto`"):
             resolve_device("cuda")
+
+
+def test_given_scores_and_texts_need_no_encoder(words):
+    lists = [candidates("q1", scores=True), candidates("q2", scores=True)]
+    list(made(words, *KEEP).rank_candidates(lists))
+    assert words.calls == []
+
+
+@pytest.fixture
+def cross_encoder(tmp_path):
+    return save_bert(tmp_path / "cross", "BertForSequenceClassification", num_labels=1)
+
+
+def test_a_cross_encoder_scores_the_survivors(words, cross_encoder):
+    settings = ("filter.type=fixed_k", "filter.k=2", "rerank.type=cross_encoder")
+    reranker = made(words, *settings, f"rerank.model={cross_encoder}")
+    rankings = reranker.rank_batch(QUERIES[1:4], TEXTS[1:4])
+    model = CrossEncoder.load(cross_encoder)
+    for query, documents, ranking in zip(QUERIES[1:4], TEXTS[1:4], rankings, strict=True):
+        assert len(ranking.hits) == min(2, len(documents))
+        for hit in ranking.hits:
+            [expected] = model.score([(query, documents[hit.position])]).tolist()
+            assert hit.score == pytest.approx(expected, abs=1e-5)
+        scores = [hit.score for hit in ranking.hits]
+        assert scores == sorted(scores, reverse=True)
+        assert all(hit.score is None for hit in ranking.dropped)
+
+
+def test_a_cross_encoder_reads_the_passages_of_a_store(words, cross_encoder):
+    pytest.importorskip("faiss")
+    passages = [Passage("p0", "a", "b"), Passage("p1", "", "b c"), Passage("p2", "", "x")]
+    store = CorpusStore.build(passages, words, token_vectors=False)
+    settings = ("filter.type=none", "rerank.type=cross_encoder", f"rerank.model={cross_encoder}")
+    [ranking] = made(words, *settings).search(store, [Query("q", "a b")])
+    model = CrossEncoder.load(cross_encoder)
+    for hit in ranking.hits:
+        [expected] = model.score([("a b", passages[int(hit.id[1])].full_text)]).tolist()
+        assert hit.score == pytest.approx(expected, abs=1e-5)
+
+
+def test_ready_embeddings_cannot_serve_a_cross_encoder(words):
+    reranker = made(words, "filter.type=none", "rerank.type=cross_encoder", "rerank.model=m")
+    with pytest.raises(
+        InputError, match=r"stage `cross_encoder` reads texts, and these pools carr"
+    ):
+        reranker.rank_embeddings(torch.ones(1, 4), [torch.ones(2, 4)])
+
+
+def test_a_language_model_grades_the_survivors(words, tmp_path, monkeypatch):
+    httpx = pytest.importorskip("httpx")
+
+    def answer(request):
+        content = json.loads(request.content)["messages"][1]["content"]
+        grade = "3" if "Passage: a b" in content else "no idea" if "x" in content else "1"
+        return httpx.Response(200, json={"choices": [{"message": {"content": grade}}]})
+
+    plain = httpx.Client
+    monkeypatch.setattr(
+        "httpx.Client", lambda **k: plain(**k | {"transport": httpx.MockTransport(answer)})
+    )
+    answers = tmp_path / "answers.jsonl"
+    settings = ("filter.type=none", "rerank.type=llm", "rerank.model=judge", "rerank.retries=0")
+    settings += ("rerank.base_url=http://test/v1", f"rerank.answers={answers}")
+    ranking = made(words, *settings).rank("a", ["b", "x", "a b"])
+    assert [(hit.position, hit.score) for hit in ranking.hits] == [(2, 3), (0, 1), (1, None)]
+    assert ranking.hits[2].reason == "kept; the reranker gave no score"
+    assert len(answers.read_text().split()) > 2
+
+
+def test_only_rerankers_of_texts_have_a_scorer(words):
+    with pytest.raises(
+        SettingError, match=r"the reranker `none` scores no pairs of texts\. Choose"
+    ):
+        made(words).score_pairs([("a", "b")])
+
+
+def test_a_late_interaction_model_makes_the_token_vectors(tmp_path):
+    pytest.importorskip("faiss")
+    base = save_dense(tmp_path / "base", PROMPTS)
+    weight = torch.randn(6, 24, generator=torch.Generator().manual_seed(0))
+    head = save_head(tmp_path / "head", base, weight)
+    texts = ["the cell makes insulin", "paris", "the city, paris!"]
+    passages = [Passage(str(i), "", text) for i, text in enumerate(texts)]
+    settings = (f"model.name={base}", "rerank.type=maxsim", f"model.cache={tmp_path / 'cache'}")
+    plain = Reranker("default", settings)
+    late = Reranker("default", [*settings, f"model.late_interaction={head}"])
+    assert late.late_interaction._encoder is late.encoder
+    store = CorpusStore.build(passages, late.passage_encoder, tmp_path / "store")
+    assert store.tokens.shape[1] == 6
+    assert store.meta.token_model == str(head)
+    [found] = late.search(CorpusStore.open(tmp_path / "store"), [Query("q", "the city")])
+    direct = {hit.id: hit.score for hit in late.rank("the city", texts).hits}
+    assert {hit.id: hit.score for hit in found.hits} == pytest.approx(direct, abs=0.01)  # float16
+    with pytest.raises(
+        InputError, match=r"Set `model\.late_interaction` to it, or build the store"
+    ):
+        list(plain.search(store, [Query("q", "the city")]))
+    scores = {hit.id: hit.score for hit in plain.rank("the city", texts).hits}
+    assert any(abs(hit.score - scores.get(hit.id, 0)) > 0.02 for hit in found.hits)

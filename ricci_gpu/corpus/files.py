@@ -8,11 +8,13 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import nullcontext
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any
 
+from ricci_gpu.corpus.columns import batch_rows
 from ricci_gpu.errors import InputError, missing
 
 GZIP_MAGIC = b"\x1f\x8b"
@@ -21,11 +23,13 @@ FORMATS = {
     ".ndjson": "jsonl",
     ".tsv": "tsv",
     ".parquet": "parquet",
+    ".trec": "trec",
+    ".run": "trec",
 }
 
 
 def file_format(path: Path, known: Collection[str] = ("jsonl", "tsv", "parquet")) -> str:
-    """``jsonl``, ``tsv`` or ``parquet``, from the end of the name; ``.gz`` may follow it."""
+    """``jsonl``, ``tsv``, ``parquet`` or ``trec``, from the end of the name; ``.gz`` may follow."""
     ending = Path(path.name.lower().removesuffix(".gz")).suffix
     found = FORMATS.get(ending, "")
     if found not in known:
@@ -49,16 +53,19 @@ def find_file(folder: Path, names: Collection[str], what: str) -> Path:
     )
 
 
-def text_lines(path: Path) -> Iterator[tuple[int, str]]:
+def text_lines(path: str | Path, file: Iterable[bytes] | None = None) -> Iterator[tuple[int, str]]:
     """Line numbers, from 1, and lines that are not blank, without their line end.
+
+    Args:
+        file: the lines, where something else has opened ``path``, which then names them in errors.
 
     Raises:
         InputError: no such file, unreadable, a damaged or cut gzip file, or not UTF-8.
     """
     number = 0
     try:
-        with _open_binary(path) as file:
-            for raw in file:
+        with _open_binary(Path(path)) if file is None else nullcontext(file) as lines:
+            for raw in lines:
                 number += 1
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if line.strip():
@@ -78,9 +85,11 @@ def text_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise unreadable(path, error) from error
 
 
-def json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place (``file, line 3``) and object of each line of a JSONL file."""
-    for number, line in text_lines(path):
+def json_rows(
+    path: str | Path, file: Iterable[bytes] | None = None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place (``file, line 3``) and object of each line of a JSONL file; `text_lines` reads it."""
+    for number, line in text_lines(path, file):
         place = f"{path}, line {number}"
         try:
             row = json.loads(line)
@@ -110,7 +119,7 @@ def parquet_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, di
         with pq.ParquetFile(path) as file:
             present = [name for name in file.schema_arrow.names if name in columns]
             for batch in file.iter_batches(batch_size=1024, columns=present):
-                for row in batch.to_pylist():
+                for row in batch_rows(batch):
                     number += 1
                     yield f"{path}, row {number}", row
     except pa.ArrowException as error:
@@ -121,7 +130,7 @@ def parquet_rows(path: Path, columns: Collection[str]) -> Iterator[tuple[str, di
         raise unreadable(path, error) from error
 
 
-def unreadable(path: Path, error: OSError) -> InputError:
+def unreadable(path: str | Path, error: OSError) -> InputError:
     """The error for a path that the system cannot read."""
     reason = error.strerror or str(error)
     return InputError(f"{path}: cannot be read ({reason}). Check the path and its permissions.")

@@ -36,7 +36,7 @@ from ricci_gpu.corpus.files import as_path, json_rows
 from ricci_gpu.corpus.index import DenseIndex
 from ricci_gpu.corpus.records import Passage, require_unique
 from ricci_gpu.corpus.token_file import TokenFile
-from ricci_gpu.errors import InputError
+from ricci_gpu.errors import InputError, SettingError
 from ricci_gpu.output import flush_to_disk
 from ricci_gpu.shapes import Float, Int, Tensor
 
@@ -48,14 +48,27 @@ SLICE = 1024  # passages encoded before their token vectors go to disk
 
 
 @runtime_checkable
-class TextEncoder(Protocol):
-    """What a store needs of an encoder; `ricci_gpu.models.Encoder` is one."""
+class Model(Protocol):
+    """What made some vectors."""
 
-    name: str
-    source: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
 
     @property
     def fingerprint(self) -> str: ...
+
+
+@runtime_checkable
+class TextEncoder(Model, Protocol):
+    """What a store needs of an encoder of passages.
+
+    `ricci_gpu.models.Encoder` is one, and `ricci_gpu.models.SideEncoder`, which knows what the
+    models want before passages. Where token vectors come from another model it has a
+    ``token_model``.
+    """
 
     def encode(
         self, texts: Sequence[str], tokens: bool = False, *, log_truncated: bool = True
@@ -73,6 +86,7 @@ class StoreMeta:
         truncated: passages that were longer than the model reads.
         index: kind of the index.
         sha256: digest of the passages, the content of ``passages.jsonl``.
+        token_model, token_fingerprint: what made the token vectors; None for the encoder.
     """
 
     format: str
@@ -85,6 +99,8 @@ class StoreMeta:
     truncated: int
     index: str
     sha256: str
+    token_model: str | None = None
+    token_fingerprint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -118,12 +134,18 @@ class CorpusStore:
             progress: called with the number of passages done and their total.
 
         Raises:
-            InputError: no passage, an id that comes twice, a folder that is not empty, or a
-                passage that the model gives no usable vector.
+            InputError: no passage, an id that comes twice, a folder that is not empty, a passage
+                that the model gives no usable vector, or a bare encoder that wants a prompt.
         """
         if not passages:
             raise InputError("a corpus needs at least one passage; got none. Check the input.")
         require_unique((passage.id for passage in passages), "passage", "corpus")
+        prompt = getattr(getattr(encoder, "prompts", None), "passage", "")
+        if prompt:
+            raise InputError(
+                f"the model `{encoder.name}` wants `{prompt}` before passages. Give "
+                "`Reranker.passage_encoder`, which puts it there."
+            )
         if folder is None:
             return cls._build(passages, encoder, None, token_vectors, index, progress)
         with _new_folder(as_path(folder)) as temporary:
@@ -140,6 +162,9 @@ class CorpusStore:
         index_kind: str,
         progress: Callable[[int, int], None] | None,
     ) -> "CorpusStore":
+        token_model: Model | None = getattr(encoder, "token_model", None)
+        if not token_vectors or (token_model and token_model.fingerprint == encoder.fingerprint):
+            token_model = None
         vector_parts: list[Tensor] = []
         counts: list[Tensor] = []
         truncated = 0
@@ -185,6 +210,8 @@ class CorpusStore:
                 truncated=truncated,
                 index=index_kind,
                 sha256=_digest(lines),
+                token_model=None if token_model is None else token_model.name,
+                token_fingerprint=None if token_model is None else token_model.fingerprint,
             ),
         )
         if folder is not None:
@@ -214,7 +241,8 @@ class CorpusStore:
         meta = _read_meta(path)
         passages, digest = _read_passages(path / "passages.jsonl")
         vectors = _map_array(path / "vectors.npy")
-        index = DenseIndex.load(path / "index.faiss")
+        # of an ivf file that lost its end faiss takes no notice when it maps it
+        index = DenseIndex.load(path / "index.faiss", mapped=meta.index != "ivf")
         tokens = token_offsets = None
         sizes = {"passages": len(passages), "vectors": len(vectors), "index rows": index.size}
         expected = dict.fromkeys(sizes, meta.passages)
@@ -251,11 +279,32 @@ class CorpusStore:
                 "differ. Load that model, or build the store again with this one."
             )
 
+    def require_token_model(self, model: Model) -> None:
+        """Refuse token vectors of a model other than the one of the store.
+
+        Raises:
+            InputError: the model files or settings differ.
+        """
+        if model.fingerprint != (self.meta.token_fingerprint or self.meta.fingerprint):
+            raise InputError(
+                "token vectors of queries must come from the model of the store, "
+                f"`{self.meta.token_model or self.meta.model}`; got `{model.name}` "
+                f"({model.source}), whose files differ. Set `model.late_interaction` to it, or "
+                "build the store again with this one."
+            )
+
     def search(
         self, query_vectors: Float[Tensor, "q D"], k: int
     ) -> tuple[Float[Tensor, "q k"], Int[Tensor, "q k"]]:
         """Scores and rows of the best ``k`` passages per query: `DenseIndex.search`."""
         return self.index.search(query_vectors, k)
+
+    def search_on_gpus(self) -> None:
+        """Search on the GPUs of this machine from now on, or say why not and stay on the CPU."""
+        try:
+            self.index.copy_to_gpus()
+        except SettingError as reason:
+            logger.info("the index is searched on the CPU: %s", reason)
 
     def token_slices(
         self, rows: Int[Tensor, "R"]
@@ -280,11 +329,16 @@ class CorpusStore:
                 "Leave out the places that an approximate search could not fill (row -1)."
             )
         starts, stops = self.token_offsets[wanted], self.token_offsets[wanted + 1]
-        spans = [np.arange(start, stop) for start, stop in zip(starts, stops, strict=True)]
-        packed = self.tokens[np.concatenate([np.arange(0), *spans])]
         offsets = torch.zeros(len(wanted) + 1, dtype=torch.int64)
         offsets[1:] = torch.from_numpy(stops - starts).cumsum(0)
-        return torch.from_numpy(packed.astype(np.float32)), offsets
+        packed = torch.empty((int(offsets[-1]), self.tokens.shape[1]))
+        kept = torch.from_numpy(self.tokens)
+        # Passage by passage: widened on the way, and read from the file end to end.
+        for target, start, stop in zip(
+            packed.split((stops - starts).tolist()), starts, stops, strict=True
+        ):
+            target.copy_(kept[start:stop])
+        return packed, offsets
 
 
 @contextmanager

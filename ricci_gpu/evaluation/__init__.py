@@ -1,4 +1,6 @@
-"""How good rankings are: metrics over judgements.
+"""How good rankings are: metrics over judgements, controls, tables, reports.
 
-What belongs here: functions of rankings and judgements. Nothing here chooses or runs a stage.
+What belongs here: everything that compares filters and rerankers on judged queries, from cached
+pools to the report. What it compares are the stages of the product; clusterings and attempts that
+are no stage live here too, and nothing outside the command line and training reads this room.
 """

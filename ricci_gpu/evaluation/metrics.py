@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from ricci_gpu.errors import missing
 from ricci_gpu.output import Hit, Ranking
@@ -69,16 +72,36 @@ def evaluate(rankings: Sequence[Ranking], judgements: Judgements) -> Quality:
 
 def ndcg(runs: Mapping[str, Sequence[str]], judgements: Judgements, cutoff: int = 10) -> float:
     """Mean nDCG (linear gain, as trec_eval) of ordered passage ids; an empty run scores 0."""
-    try:
-        import ir_measures
-    except ImportError as error:
-        raise missing("ir-measures", "nDCG", "eval") from error
-    measure = ir_measures.nDCG @ cutoff
+    return float(per_query(runs, judgements, [f"nDCG@{cutoff}"])[f"nDCG@{cutoff}"].mean())
+
+
+def per_query(
+    runs: Mapping[str, Sequence[str]], judgements: Judgements, measures: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Measures of ordered passage ids, one value per run in the order of ``runs``.
+
+    Args:
+        measures: as ir-measures writes them: ``nDCG@10``, ``R@100``, ``P@5``, ``RR@10``,
+            ``Success@5``. An empty run scores 0.
+    """
+    ir_measures = _ir_measures()
+    wanted = [ir_measures.parse_measure(measure) for measure in measures]
     # trec_eval sorts by score: descending ranks keep the order given.
     run = {q: {doc: float(-i) for i, doc in enumerate(docs)} for q, docs in runs.items() if docs}
     truth = {q: dict(judgements[q]) for q in runs}
-    scored = {each.query_id: each.value for each in ir_measures.iter_calc([measure], truth, run)}
-    return sum(scored.get(query, 0.0) for query in runs) / len(runs)
+    place = {query: row for row, query in enumerate(runs)}
+    values = {str(measure): np.zeros(len(runs)) for measure in wanted}
+    for each in ir_measures.iter_calc(wanted, truth, run):
+        values[str(each.measure)][place[each.query_id]] = each.value
+    return {measure: values[str(parsed)] for measure, parsed in zip(measures, wanted, strict=True)}
+
+
+def _ir_measures() -> Any:
+    try:
+        import ir_measures
+    except ImportError as error:
+        raise missing("ir-measures", "a ranking measure", "eval") from error
+    return ir_measures
 
 
 def _relevant(judgements: Judgements, query: str) -> set[str]:

@@ -80,7 +80,7 @@ def replay(recorded: RecordedQuery, encoder: "Encoder | None" = None) -> Replay:
     """
     config = _traced(recorded.run.config, len(recorded.passages))
     reranker = Reranker(config, encoder=encoder)
-    pipeline = _KeepsBatch(config, reranker.device)
+    pipeline = _KeepsBatch(config, reranker.device, reranker.score_pairs)
     reranker.pipeline = pipeline
     if recorded.run.model["fingerprint"] is not None:
         _require_same_model(recorded, reranker)
@@ -170,7 +170,7 @@ def _small_store(recorded: RecordedQuery, reranker: Reranker) -> CorpusStore:
     if recorded.store is None:
         needs_tokens = "tokens" in reranker.pipeline.needs
         return CorpusStore.build(
-            recorded.passages, reranker.encoder, index="flat", token_vectors=needs_tokens
+            recorded.passages, reranker.passage_encoder, index="flat", token_vectors=needs_tokens
         )
     whole = recorded.store
     whole.require_encoder(reranker.encoder)
@@ -191,10 +191,10 @@ def _small_store(recorded: RecordedQuery, reranker: Reranker) -> CorpusStore:
 
 
 def _reading(recorded: RecordedQuery, tokens: TokenPool, reranker: Reranker) -> Reading:
-    encoder = reranker.encoder
+    query_words, passage_words = reranker.query_encoder.words, reranker.passage_encoder.words
     texts = [passage.full_text for passage in recorded.passages]
-    query = words_of(recorded.query.text, encoder.words(recorded.query.text))
-    passages = [words_of(text, encoder.words(text)) for text in texts]
+    query = words_of(recorded.query.text, query_words(recorded.query.text))
+    passages = [words_of(text, passage_words(text)) for text in texts]
     matches = [
         _matches(query, words, tokens, int(tokens.document_of[0, column]))
         for column, words in enumerate(passages)

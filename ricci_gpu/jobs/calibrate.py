@@ -5,6 +5,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
+from random import Random
 
 import torch
 
@@ -56,22 +58,26 @@ class Calibration:
 def calibrate(job: Job, device: str, seconds: float) -> Calibration:
     """Rank a sample of rows, batch by batch, for some seconds or until it is through.
 
-    The sample are units spread evenly over the range of costs; its first batch is ranked twice and
-    counts once, so that loading and compiling do not.
+    The sample are units spread evenly over the range of costs, and of these the batches in a random
+    order, fixed by a seed. The largest batch of the first unit, which is the costliest, comes
+    before all and does not count: it loads and compiles things, and it decides the memory.
     """
     ranker = UnitRanker(job, device)
     by_cost = sorted(job.units, key=lambda unit: -unit.cost)
     sample = by_cost[:: max(1, len(by_cost) // SAMPLED_UNITS)]
-    for _ in ranker.answers(read_unit(job, sample[0])[: job.batch_rows]):
-        pass
+    largest = max(_batches(job, ranker, sample[0]), key=lambda batch: batch[0], default=(0.0, []))
+    _rank(ranker, largest[1])
     rows, cost = 0, 0.0
     start = time.monotonic()
-    for unit, batch in _batches(job, sample):
-        rows += sum(1 for _ in ranker.answers(batch))
-        cost += unit.cost * len(batch) / unit.rows
+    spent = 0.0
+    for batch_cost, batch in _sampled(job, ranker, sample):
+        began = time.monotonic()
+        _rank(ranker, batch)
+        spent += time.monotonic() - began
+        rows += len(batch)
+        cost += batch_cost
         if time.monotonic() - start > seconds:
             break
-    spent = time.monotonic() - start
     on_gpu = torch.device(device).type == "cuda" if device != "auto" else torch.cuda.is_available()
     return Calibration(
         rows=rows,
@@ -88,8 +94,34 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _batches(job: Job, units: Sequence[Unit]) -> Iterator[tuple[Unit, list[Row]]]:
-    for unit in units:
-        rows = read_unit(job, unit)
-        for first in range(0, len(rows), job.batch_rows):
-            yield unit, rows[first : first + job.batch_rows]
+def _batches(job: Job, ranker: UnitRanker, unit: Unit) -> list[tuple[float, list[Row]]]:
+    """Rows of each batch of a unit, with their share of its cost."""
+    batches = ranker.batches(read_unit(job, unit))
+    tokens = [sum(item.tokens + 1 for item in batch) for batch in batches]
+    return [
+        (unit.cost * mine / sum(tokens), [row for item in batch for row in item.rows])
+        for mine, batch in zip(tokens, batches, strict=True)
+    ]
+
+
+def _sampled(
+    job: Job, ranker: UnitRanker, units: Sequence[Unit]
+) -> Iterator[tuple[float, list[Row]]]:
+    """Batches of the units in turn: one of each, then another of each."""
+    order = Random(0)
+    for turn in count():
+        left = False
+        for unit in units:
+            batches = _batches(job, ranker, unit)
+            order.seed(unit.first_row)
+            order.shuffle(batches)
+            if turn < len(batches):
+                left = True
+                yield batches[turn]
+        if not left:
+            return
+
+
+def _rank(ranker: UnitRanker, rows: Sequence[Row]) -> None:
+    for _ in ranker.answers(rows):
+        pass

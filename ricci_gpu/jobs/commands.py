@@ -1,6 +1,7 @@
 """``ricci-gpu batch plan | run | status | verify | merge``."""
 
 import argparse
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,13 @@ def _add_plan(commands: Any) -> None:
     )
     source.add_argument("--index", type=Path, help="folder made by `ricci-gpu index`")
     source.add_argument(
-        "--candidates", action="append", default=[], help=".jsonl or .parquet: queries with pools"
+        "--candidates",
+        action="append",
+        default=[],
+        help=".jsonl or .parquet, one query per row; also .tsv, .trec, one candidate per row",
+    )
+    source.add_argument(
+        "--corpus", action="append", default=[], help="texts of candidates that are ids only"
     )
     size = plan.add_argument_group("sizes")
     size.add_argument("--unit-rows", type=int, default=UNIT_ROWS, help="queries per unit, at most")
@@ -116,6 +123,8 @@ def _plan(options: argparse.Namespace) -> int:
         queries=options.queries,
         index=options.index,
         candidates=options.candidates,
+        corpus=options.corpus,
+        folder=folder.root,
         unit_rows=options.unit_rows,
         batch_tokens=options.batch_tokens,
         threads=options.threads,
@@ -125,7 +134,8 @@ def _plan(options: argparse.Namespace) -> int:
     folder.make()
     print(
         f"{len(job.inputs)} files, {job.rows} rows in {len(job.units)} units of at most "
-        f"{options.unit_rows}, batches of {job.batch_rows}: {folder.root}"
+        f"{max(unit.rows for unit in job.units)}, batches of at most {job.batch_rows} queries and "
+        f"{job.batch_tokens} passage tokens: {folder.root}"
     )
     if options.calibrate is not None:
         from ricci_gpu.jobs.calibrate import calibrate
@@ -139,6 +149,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from ricci_gpu.jobs.folder import JobFolder
     from ricci_gpu.jobs.manifest import Job
+    from ricci_gpu.jobs.progress import progress_bar
     from ricci_gpu.jobs.status import job_status
     from ricci_gpu.jobs.worker import readmit
 
@@ -151,7 +162,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.retry_quarantined:
         print(f"{len(readmit(folder, job))} quarantined units are tried again", file=sys.stderr)
     try:
-        _launch(options, folder, job)
+        with progress_bar(folder, job) as shown:
+            if shown:  # lines of the workers would tear it
+                logging.getLogger("ricci_gpu").setLevel(logging.WARNING)
+            _launch(options, folder, job)
     except KeyboardInterrupt:
         print("interrupted; what is done stays done: run the job again to go on", file=sys.stderr)
         return INTERRUPTED

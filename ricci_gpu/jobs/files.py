@@ -17,6 +17,7 @@ from typing import Any
 from ricci_gpu.corpus.files import GZIP_MAGIC, unreadable
 from ricci_gpu.errors import InputError, missing
 
+READ_BYTES = 1 << 20
 FOOTER_TAIL = 8  # bytes at the end of a Parquet file: length of the footer and `PAR1`
 
 
@@ -78,6 +79,31 @@ def open_text(path: str) -> Iterator[IOBase]:
             return
         with gzip.open(file, "rb") as plain:
             yield plain
+
+
+@contextmanager
+def open_parquet(path: str) -> Iterator[Any]:
+    """A `pyarrow.parquet.ParquetFile`, read piece by piece.
+
+    Raises:
+        InputError: not there, or not Parquet.
+        MissingDependencyError: without pyarrow.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise missing("pyarrow", "reading Parquet", "io") from error
+    with open_file(path) as raw:
+        try:
+            # Without a buffer size, the whole row group is held while a part of it is read.
+            file = pq.ParquetFile(raw, buffer_size=READ_BYTES)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(
+                f"{path}: not a readable Parquet file ({error}). Write or copy it again."
+            ) from error
+        with file:
+            yield file
 
 
 def file_size(path: str) -> int:

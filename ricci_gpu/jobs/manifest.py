@@ -6,11 +6,17 @@ key                meaning
 ``format``         ``ricci_gpu batch job``, and its ``version``
 ``ricci_gpu``      version of the library; another one may compute other scores
 ``config``         every setting, defaults included
-``kind``           ``queries`` (against an index) or ``candidates`` (ready pools)
-``index``          folder of the index and SHA-256 of its ``meta.json``; null for candidates
-``model``          name and fingerprint of the encoder; null where embeddings are given
+``kind``           ``queries`` (looked up in the index) or ``candidates`` (ready pools)
+``index``          folder of the index and SHA-256 of its ``meta.json``; null where the candidates
+                   bring what is read of them
+``joined``         path, size and role of the flat tables that were joined into the input
+``model``          name of the encoder, and fingerprints of it, of a late-interaction model and
+                   of a reranker that reads texts; null where vectors are given
 ``embedding_width``  numbers per given embedding; null where texts are given
-``batch_rows``     queries per padded batch: batches are fixed here, not by the worker
+``token_width``    numbers per given token vector; null where none are given
+``batch_rows``     most queries, and
+``batch_tokens``   most passage tokens per batch, as estimated: batches are fixed by the unit and
+                   these two, not by the worker
 ``threads``        threads per worker: they decide the order of additions, so the last bits
 ``max_failures``   attempts before a unit is set aside
 ``inputs``         the files in order: path, format, size, footer digest, columns
@@ -32,8 +38,9 @@ from ricci_gpu.errors import InputError
 from ricci_gpu.output import atomic_file
 
 FORMAT = "ricci_gpu batch job"
-VERSION = 1
+VERSION = 2
 NAME = "job.json"
+POOLS = "pools-*.parquet"  # joined input, made before the job
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,10 @@ class Job:
     index: dict[str, str] | None
     model: dict[str, str] | None
     embedding_width: int | None
+    token_width: int | None
+    joined: list[dict[str, Any]]
     batch_rows: int
+    batch_tokens: int
     threads: int
     max_failures: int
     inputs: tuple[InputFile, ...]
@@ -117,25 +127,30 @@ class Job:
         Raises:
             InputError: the folder holds another job, or files that are no job's.
         """
-        path = folder / NAME
-        if path.is_file():
-            existing = Job.load(folder)
-            if existing.sha256 != self.sha256:
-                mine, theirs = self._tree(), existing._tree()
-                differ = ", ".join(f"`{key}`" for key in mine if mine[key] != theirs[key])
-                raise InputError(
-                    f"{folder}: holds another job; these parts differ: {differ}. Plan into a new "
-                    "folder, or go on with the job as it was planned."
-                )
+        if self.is_in(folder):
             return
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise InputError(
-                f"{folder}: a job is planned into a new or empty folder; this one holds other "
-                "files. Choose another name."
-            )
+        require_new(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as temporary:
+        with atomic_file(folder / NAME) as temporary:
             temporary.write_text(self._text(), encoding="utf-8")
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether the folder holds this very job.
+
+        Raises:
+            InputError: it holds another one.
+        """
+        if not (folder / NAME).is_file():
+            return False
+        existing = Job.load(folder)
+        if existing.sha256 != self.sha256:
+            mine, theirs = self._tree(), existing._tree()
+            differ = ", ".join(f"`{key}`" for key in mine if mine[key] != theirs[key])
+            raise InputError(
+                f"{folder}: holds another job; these parts differ: {differ}. Plan into a new "
+                "folder, or go on with the job as it was planned."
+            )
+        return True
 
     @classmethod
     def load(cls, folder: Path) -> "Job":
@@ -191,6 +206,19 @@ class Job:
         head = {"format": FORMAT, "version": VERSION}
         plain: dict[str, Any] = json.loads(json.dumps(head | tree))  # tuples become lists
         return plain
+
+
+def require_new(folder: Path) -> None:
+    """Refuse a folder that holds anything but a job, or pools that were joined for one."""
+    if folder.is_dir():
+        if (folder / NAME).is_file() or set(folder.iterdir()) == set(folder.glob(POOLS)):
+            return
+    elif not folder.exists():
+        return
+    raise InputError(
+        f"{folder}: a job is planned into a new or empty folder; this one holds other files. "
+        "Choose another name."
+    )
 
 
 def _canonical(tree: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """All parts as one file, in the order of the input, and as a TREC run."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def merge_job(
                 writer.write_table(part.replace_schema_metadata(merged_schema.metadata))
         if trec:
             # Before the Parquet file gets its name: a run that is refused leaves neither.
-            rankings = PartRankings(folder, job, units)
+            rankings = _with_hits(folder, job, units)
             paths.append(write_rankings(rankings, out, formats=["trec"])["trec"])
     return paths
 
@@ -58,21 +58,7 @@ def _parts(folder: JobFolder, job: Job, units: Iterable[int]) -> Iterator[Any]:
     return (read_part(folder.part(unit), job, unit) for unit in units)
 
 
-class PartRankings(Sequence[Ranking]):
-    """The rankings of all parts that have hits, read part by part each time they are gone through.
-
-    What asks for single places reads everything; the writers go through in order.
-    """
-
-    def __init__(self, folder: JobFolder, job: Job, units: Sequence[int]) -> None:
-        self._folder, self._job, self._units = folder, job, units
-
-    def __iter__(self) -> Iterator[Ranking]:
-        for part in _parts(self._folder, self._job, self._units):
-            yield from (ranking for ranking in rankings_of(part) if ranking.hits)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def __getitem__(self, place: Any) -> Any:
-        return list(self)[place]
+def _with_hits(folder: JobFolder, job: Job, units: Iterable[int]) -> Iterator[Ranking]:
+    """The rankings of all parts that have hits, part by part."""
+    for part in _parts(folder, job, units):
+        yield from (ranking for ranking in rankings_of(part) if ranking.hits)

@@ -23,13 +23,14 @@ and on the versions of this library, torch and pyarrow, on nothing else.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from ricci_gpu.errors import InputError, missing
 from ricci_gpu.jobs.compute import Answer
 from ricci_gpu.jobs.manifest import Job, Unit
-from ricci_gpu.output import Hit, Ranking, atomic_file
+from ricci_gpu.output import Hit, Ranking, atomic_file, candidate_columns, finite, printable
 
 JOB_KEY, UNIT_KEY = b"ricci_gpu.job", b"ricci_gpu.unit"
 NO_RANKING = Ranking("", "", [], [], "error", None)
@@ -64,16 +65,15 @@ def write_part(path: Path, job: Job, unit: int, answers: Sequence[Answer]) -> No
 
     answers = sorted(answers, key=lambda answer: answer.row.row)
     rankings = [answer.ranking or NO_RANKING for answer in answers]
-    plain = [ranking.to_dict() for ranking in rankings]
     columns: dict[str, Any] = {
         "file": pa.array([job.inputs[job.units[unit].file].path] * len(answers), pa.string()),
         "row": pa.array([answer.row.row for answer in answers], pa.int64()),
-        "query_id": pa.array([_printable(answer.row.query_id) for answer in answers], pa.string()),
-        "status": pa.array([each["status"] for each in plain], pa.string()),
-        "abstention": pa.array([each["abstention"] for each in plain], pa.float64()),
-        "hits": _candidates(pa, [each["hits"] for each in plain]),
-        "dropped": _candidates(pa, [each["dropped"] for each in plain]),
-        "error": pa.array([_printable(answer.error) for answer in answers], pa.string()),
+        "query_id": pa.array([_text(answer.row.query_id) for answer in answers], pa.string()),
+        "status": pa.array([each.status for each in rankings], pa.string()),
+        "abstention": pa.array([finite(each.abstention) for each in rankings], pa.float64()),
+        "hits": _candidates(pa, [each.hits for each in rankings]),
+        "dropped": _candidates(pa, [each.dropped for each in rankings]),
+        "error": pa.array([_text(answer.error) for answer in answers], pa.string()),
     }
     keys = {JOB_KEY: job.sha256, UNIT_KEY: str(unit)}
     table = pa.table(columns, schema=schema().with_metadata(keys))
@@ -146,23 +146,18 @@ def _candidate_fields(pa: Any) -> list[Any]:
     ]
 
 
-def _candidates(pa: Any, lists: list[list[dict[str, Any]]]) -> Any:
-    """Nested candidates from flat columns, which Arrow builds much faster than from dicts."""
-    offsets = [0]
-    for each in lists:
-        offsets.append(offsets[-1] + len(each))
-    flat = [hit for each in lists for hit in each]
+def _candidates(pa: Any, lists: list[list[Hit]]) -> Any:
+    """Nested candidates from flat columns: no object is made per row."""
+    offsets = list(accumulate(map(len, lists), initial=0))
+    columns = candidate_columns([hit for each in lists for hit in each])
     fields = _candidate_fields(pa)
-    arrays = [pa.array([hit[field.name] for hit in flat], field.type) for field in fields]
+    arrays = [pa.array(columns[field.name], field.type) for field in fields]
     structs = pa.StructArray.from_arrays(arrays, fields=fields)
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), structs)
 
 
-def _printable(text: str | None) -> str | None:
-    """UTF-8 cannot hold lone surrogates: as in `ricci_gpu.output`, they become U+FFFD."""
-    if text is None:
-        return None
-    return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
+def _text(text: str | None) -> str | None:
+    return None if text is None else printable(text)
 
 
 def _pyarrow() -> Any:

@@ -71,8 +71,9 @@ def work_in_processes(folder: JobFolder, devices: Sequence[str], lease_seconds: 
 
 
 def _start(folder: JobFolder, device: str, lease_seconds: float) -> BaseProcess:
+    log_level = logging.getLogger("ricci_gpu").getEffectiveLevel()
     process = multiprocessing.get_context("spawn").Process(
-        target=_work, args=(folder.root, device, lease_seconds), daemon=True
+        target=_work, args=(folder.root, device, lease_seconds, log_level), daemon=True
     )
     with uninterrupted():
         # A process inherits what is ignored. Ctrl-C in a terminal reaches every process; only this
@@ -83,11 +84,9 @@ def _start(folder: JobFolder, device: str, lease_seconds: float) -> BaseProcess:
     return process
 
 
-def _work(root: Path, device: str, lease_seconds: float) -> None:
+def _work(root: Path, device: str, lease_seconds: float, log_level: int) -> None:
     """What a worker process does."""
-    logging.basicConfig(
-        level=logging.INFO, format=f"[{os.getpid()}] %(message)s", stream=sys.stderr
-    )
+    logging.basicConfig(level=log_level, format=f"[{os.getpid()}] %(message)s", stream=sys.stderr)
     for chatty in ("httpx", "faiss", "faiss.loader", "numba"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     parent = multiprocessing.parent_process()

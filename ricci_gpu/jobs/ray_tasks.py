@@ -44,9 +44,9 @@ def work_on_ray(
     if job.settings().runtime.device == "cpu":
         gpus = 0
     number = workers or gpus or max(1, cores // job.threads)
-    share = {"num_gpus": 1} if gpus else {"num_cpus": job.threads}
     # A task is retried when its worker dies; what it raises itself is reported, not retried.
-    task = ray.remote(max_retries=-1, **share)(_work)
+    share = 1 if gpus else 0
+    task = ray.remote(max_retries=-1, num_cpus=job.threads, num_gpus=share)(_work)
     device = "cuda" if gpus else "cpu"
     root = str(folder.root.resolve())
     waiting: list[Any] = [task.remote(root, device, lease_seconds) for _ in range(number)]

@@ -21,17 +21,24 @@ from io import IOBase
 from pathlib import Path
 from typing import Any
 
-from ricci_gpu.corpus.candidates import CandidateList, candidate_list
+from ricci_gpu.corpus.candidates import (
+    QUERY_FIELDS,
+    CandidateList,
+    candidate_ids,
+    candidate_list,
+)
+from ricci_gpu.corpus.columns import batch_rows
 from ricci_gpu.corpus.files import file_format, unreadable
 from ricci_gpu.corpus.records import Query, as_id, as_text, field
-from ricci_gpu.errors import InputError, missing
-from ricci_gpu.jobs.files import file_size, footer_sha256, open_file, open_text
+from ricci_gpu.errors import InputError
+from ricci_gpu.jobs.files import file_size, footer_sha256, open_parquet, open_text
 from ricci_gpu.jobs.manifest import InputFile, Job, Unit
 
 QUERY_ID = ("query_id", "qid", "_id", "id")
 TEXT = ("query", "text")
 CANDIDATE_ID = ("query_id", "_id", "id")
 NEEDED = {"queries": (QUERY_ID, TEXT), "candidates": (CANDIDATE_ID, ("candidates",))}
+UNIT_BYTES = 1 << 28  # a unit is cut here, so that long rows cannot fill the memory of a worker
 BYTES_PER_TOKEN = 4  # a rough mean over languages and tokenizers; costs and batch sizes use it
 
 
@@ -79,15 +86,17 @@ def read_unit(job: Job, unit: Unit) -> list[Row]:
     return rows
 
 
-def first_candidates(job: Job) -> CandidateList | None:
-    """The first good row of a job over candidates; None where its first unit has none."""
+def first_candidates(job: Job) -> tuple[CandidateList | None, str]:
+    """The first good row of a job over candidates, or None and why its first row is not good."""
+    why = ""
     for value in _values(job, job.units[0]):
         try:
-            if not isinstance(value, InputError):
-                return candidate_list(value, job.inputs[0].path)
-        except InputError:
-            continue
-    return None
+            if isinstance(value, InputError):
+                raise value
+            return _candidates(value, job.inputs[0].path, job), ""
+        except InputError as error:
+            why = why or str(error)
+    return None, why
 
 
 def changed(path: str, how: str) -> InputError:
@@ -117,24 +126,31 @@ def _row(value: "Mapping[str, Any] | InputError", row: int, path: str, job: Job)
         if job.kind == "queries":
             text = as_text(field(value, TEXT, place), place)
             return Row(row, query_id, Query(query_id, text), None)
-        candidates = candidate_list(value, place)
-        _require_width(candidates, job.embedding_width, place)
+        candidates = _candidates(value, place, job)
+        _require_widths(candidates, job, place)
     except InputError as error:
         return Row(row, query_id, None, str(error))
     return Row(row, query_id, candidates, None)
 
 
-def _require_width(candidates: CandidateList, width: int | None, place: str) -> None:
-    """All rows of a job bring embeddings of one width, or none does."""
-    given = candidates.query_embedding
-    mine = None if given is None else len(given)
-    if mine != width:
-        expected = "no embeddings" if width is None else f"embeddings of {width} numbers"
-        got = "none" if mine is None else f"{mine}"
-        raise InputError(
-            f"{place}: all rows of a job bring embeddings of one length, or none does; this job "
-            f"began with {expected} and this row has {got}. Split the input in two."
-        )
+def _candidates(value: Mapping[str, Any], place: str, job: Job) -> CandidateList:
+    return candidate_list(value, place) if job.index is None else candidate_ids(value, place)
+
+
+def _require_widths(candidates: CandidateList, job: Job, place: str) -> None:
+    """All rows of a job bring vectors of one width, or none does."""
+    for what, width, given in (
+        ("embeddings", job.embedding_width, candidates.query_embedding),
+        ("token vectors", job.token_width, candidates.query_tokens),
+    ):
+        mine = None if given is None else given.shape[-1]
+        if mine != width:
+            expected = f"no {what}" if width is None else f"{what} of {width} numbers"
+            got = "none" if mine is None else f"{mine}"
+            raise InputError(
+                f"{place}: all rows of a job bring {what} of one length, or none does; this job "
+                f"began with {expected} and this row has {got}. Split the input in two."
+            )
 
 
 def _plan_text(path: str, file: int, format_: str, unit_rows: int) -> tuple[InputFile, list[Unit]]:
@@ -148,8 +164,11 @@ def _plan_text(path: str, file: int, format_: str, unit_rows: int) -> tuple[Inpu
                 lines.seek(start)
             while True:
                 rows, length, digest = _next_lines(lines, unit_rows)
-                if rows == 0:
+                if length == 0:
                     break
+                if rows == 0:  # a long stretch of blank lines
+                    start += length
+                    continue
                 cost = length // BYTES_PER_TOKEN + rows
                 units.append(Unit(file, row, rows, start, length, digest, cost))
                 row, start = row + rows, start + length
@@ -164,7 +183,7 @@ def _next_lines(lines: IOBase, most: int) -> tuple[int, int, str]:
     """Up to ``most`` lines that are not blank: their number, bytes with blank lines, digest."""
     rows = length = 0
     digest = hashlib.sha256()
-    while rows < most and (line := lines.readline()):
+    while rows < most and length < UNIT_BYTES and (line := lines.readline()):
         rows += bool(line.strip())
         length += len(line)
         digest.update(line)
@@ -232,7 +251,7 @@ def _plan_parquet(path: str, file: int, kind: str, unit_rows: int) -> tuple[Inpu
     digest = footer_sha256(path)
     units: list[Unit] = []
     row = 0
-    with open_file(path) as raw, _open_parquet(raw, path) as parquet:
+    with open_parquet(path) as parquet:
         columns = _columns(parquet.schema_arrow.names, kind, path)
         for group in range(parquet.num_row_groups):
             meta = parquet.metadata.row_group(group)
@@ -241,8 +260,9 @@ def _plan_parquet(path: str, file: int, kind: str, unit_rows: int) -> tuple[Inpu
                 for each in range(meta.num_columns)
                 if meta.column(each).path_in_schema.split(".")[0] in columns
             )
-            for first in range(0, meta.num_rows, unit_rows):
-                rows = min(unit_rows, meta.num_rows - first)
+            most = max(1, min(unit_rows, UNIT_BYTES * meta.num_rows // max(size, 1)))
+            for first in range(0, meta.num_rows, most):
+                rows = min(most, meta.num_rows - first)
                 cost = size * rows // meta.num_rows // BYTES_PER_TOKEN + rows
                 units.append(Unit(file, row, rows, group, first, None, cost))
                 row += rows
@@ -253,7 +273,7 @@ def _parquet_values(source: InputFile, unit: Unit, kind: str) -> Iterator[dict[s
     if footer_sha256(source.path) != source.footer_sha256:
         raise changed(source.path, "its footer differs")
     group, first = unit.start, unit.length
-    with open_file(source.path) as raw, _open_parquet(raw, source.path) as parquet:
+    with open_parquet(source.path) as parquet:
         columns = _columns(parquet.schema_arrow.names, kind, source.path)
         seen = 0
         for batch in parquet.iter_batches(
@@ -261,7 +281,7 @@ def _parquet_values(source: InputFile, unit: Unit, kind: str) -> Iterator[dict[s
         ):
             begin, end = max(first - seen, 0), min(first + unit.rows - seen, batch.num_rows)
             if begin < end:
-                yield from batch.slice(begin, end - begin).to_pylist()
+                yield from batch_rows(batch.slice(begin, end - begin))
             seen += batch.num_rows
             if seen >= first + unit.rows:
                 break
@@ -280,19 +300,5 @@ def _columns(names: Sequence[str], kind: str, path: str) -> list[str]:
                 "give another kind of input."
             )
         chosen.append(found)
-    optional = ("query", "query_embedding") if kind == "candidates" else ()
+    optional = QUERY_FIELDS if kind == "candidates" else ()
     return chosen + [name for name in optional if name in names]
-
-
-def _open_parquet(raw: IOBase, path: str) -> Any:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise missing("pyarrow", "reading Parquet", "io") from error
-    try:
-        return pq.ParquetFile(raw)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(
-            f"{path}: not a readable Parquet file ({error}). Write or copy it again."
-        ) from error

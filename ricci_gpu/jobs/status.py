@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ricci_gpu.jobs.folder import JobFolder
 from ricci_gpu.jobs.leases import Holder, is_gone
 from ricci_gpu.jobs.manifest import Job
-from ricci_gpu.jobs.worker import is_set_aside
+from ricci_gpu.jobs.worker import Progress, is_set_aside
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Status:
         rows_per_second: of these workers together, over what each has finished; without workers,
             of one worker as seen so far; None before the first unit is done.
         seconds_left: from the costs of what is left, at that pace; None where it is unknown.
+        padding: share of the places in padded batches, of all workers so far, that held no
+            candidate; None before the first unit is done.
     """
 
     units: int
@@ -44,6 +46,7 @@ class Status:
     workers: int
     rows_per_second: float | None
     seconds_left: float | None
+    padding: float | None
     quarantined: list[Quarantined]
 
     @property
@@ -54,12 +57,16 @@ class Status:
     def complete(self) -> bool:
         return self.units_done == self.units
 
+    @property
+    def queue(self) -> int:
+        """Units that nobody works on yet."""
+        return self.units - self.units_done - self.held - len(self.quarantined)
+
     def lines(self) -> list[str]:
         """For people."""
-        queue = self.units - self.units_done - self.held - len(self.quarantined)
         lines = [
-            f"units: {self.units_done} of {self.units} done, {self.held} in work, {queue} in the "
-            f"queue, {len(self.quarantined)} quarantined",
+            f"units: {self.units_done} of {self.units} done, {self.held} in work, "
+            f"{self.queue} in the queue, {len(self.quarantined)} quarantined",
             f"rows:  {self.rows_done} of {self.rows} done",
         ]
         if self.rows_per_second is not None:
@@ -67,6 +74,8 @@ class Status:
             lines.append(f"pace:  {self.rows_per_second:,.1f} rows/s ({who})")
         if self.seconds_left is not None and not self.settled:
             lines.append(f"left:  {duration(self.seconds_left)}")
+        if self.padding is not None:
+            lines.append(f"padding: {100 * self.padding:.0f} % of the places in batches")
         lines += [
             f"quarantined unit {each.unit} after {each.attempts} attempts: {each.place}: "
             f"{each.error}"
@@ -82,7 +91,9 @@ def job_status(folder: JobFolder, job: Job) -> Status:
     set_aside = quarantined(folder, job, done)
     finished = _finished(folder)
     active = {holder.worker for holder in holders.values()}
-    paces = {name: rows / seconds for name, (rows, seconds) in finished.items() if seconds > 0}
+    paces = {name: each.rows / each.seconds for name, each in finished.items() if each.seconds > 0}
+    places = sum(each.padded for each in finished.values())
+    candidates = sum(each.candidates for each in finished.values())
     pace: float | None = None
     if active & set(paces):
         working = [paces[name] for name in active if name in paces]
@@ -107,6 +118,7 @@ def job_status(folder: JobFolder, job: Job) -> Status:
         workers=len(active),
         rows_per_second=pace,
         seconds_left=seconds_left,
+        padding=1 - candidates / places if places else None,
         quarantined=set_aside,
     )
 
@@ -152,13 +164,12 @@ def _holders(folder: JobFolder, done: set[int]) -> dict[int, Holder]:
     }
 
 
-def _finished(folder: JobFolder) -> dict[str, tuple[int, float]]:
-    """Rows and busy seconds of each worker that finished a unit."""
+def _finished(folder: JobFolder) -> dict[str, Progress]:
+    """What each worker that finished a unit has done."""
     found = {}
     for path in (folder.root / "workers").glob("[!.]*"):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            found[path.name] = (int(content["rows"]), float(content["seconds"]))
-        except (OSError, ValueError, KeyError):
+            found[path.name] = Progress(**json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
             continue  # replaced just now
     return found

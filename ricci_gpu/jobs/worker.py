@@ -47,11 +47,17 @@ class StoppedError(RicciError):
 
 @dataclass
 class Progress:
-    """What this worker has done."""
+    """What this worker has done.
+
+    Args:
+        candidates, padded: ranked, and the places that they took in padded batches.
+    """
 
     units: int = 0
     rows: int = 0
     seconds: float = 0.0
+    candidates: int = 0
+    padded: int = 0
 
 
 class Worker:
@@ -204,6 +210,9 @@ class Worker:
         self.progress.units += 1
         self.progress.rows += rows
         self.progress.seconds += seconds
+        if self._ranker is not None:
+            self.progress.candidates = self._ranker.candidates
+            self.progress.padded = self._ranker.padded
         logger.info("unit %d: %d rows, %.0f rows/s", unit, rows, rows / seconds)
         try:
             with atomic_file(self._folder.worker(self._name)) as temporary:

@@ -4,6 +4,16 @@ What belongs here is loading a model and running it in batches. What the tensors
 (stores, graphs, rerankers) is decided elsewhere.
 """
 
+from ricci_gpu.models.cross_encoder import CrossEncoder
 from ricci_gpu.models.encoder import Encoded, Encoder
+from ricci_gpu.models.late_interaction import LateInteraction, TokenVectors
+from ricci_gpu.models.sides import SideEncoder
 
-__all__ = ["Encoded", "Encoder"]
+__all__ = [
+    "CrossEncoder",
+    "Encoded",
+    "Encoder",
+    "LateInteraction",
+    "SideEncoder",
+    "TokenVectors",
+]

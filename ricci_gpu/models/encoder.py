@@ -1,12 +1,12 @@
 """Sentence vectors and token vectors of texts, from one forward pass of one transformer.
 
-Texts are encoded as given: a model that wants a prefix such as ``query:`` gets it from the caller.
+Texts are encoded as given: what `Encoder.prompts` names is put in front of them by the caller, who
+knows queries from passages (`ricci_gpu.models.sides` does).
 """
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,15 +16,27 @@ import torch
 from einops import rearrange
 from torch.nn.functional import normalize
 
-from ricci_gpu.errors import InputError, SettingError, missing
-from ricci_gpu.models.folder import ModelFolder, find_model
+from ricci_gpu.errors import InputError
+from ricci_gpu.models.batching import (
+    batches_by_length,
+    offsets_of,
+    pad_right,
+    real_tokens,
+    token_budget,
+    windows,
+)
+from ricci_gpu.models.cache import EmbeddingCache, Record
+from ricci_gpu.models.folder import ModelFolder, Prompts, find_model
+from ricci_gpu.models.pretrained import (
+    load_network,
+    load_tokenizer,
+    longest_input,
+    readable,
+    require_strings,
+)
 from ricci_gpu.shapes import Float, Int, Tensor
 
 logger = logging.getLogger(__name__)
-
-# Texts are tokenised and sorted by length in windows of this many, which bounds the memory for
-# token ids; within a window, texts of like length share a batch and little is padded.
-WINDOW = 8192
 
 
 @dataclass(frozen=True)
@@ -40,11 +52,11 @@ class Encoded:
     """
 
     vectors: Float[Tensor, "M D"]
-    token_vectors: Float[Tensor, "T D"] | None
+    token_vectors: Float[Tensor, "T W"] | None
     token_offsets: Int[Tensor, "Mplus1"] | None
     truncated: int
 
-    def packed_tokens(self) -> tuple[Float[Tensor, "T D"], Int[Tensor, "Mplus1"]]:
+    def packed_tokens(self) -> tuple[Float[Tensor, "T W"], Int[Tensor, "Mplus1"]]:
         """Token vectors and offsets, which must have been asked for."""
         if self.token_vectors is None or self.token_offsets is None:
             raise InputError("token vectors were not made. Encode with `tokens=True`.")
@@ -57,20 +69,28 @@ class Encoder:
     Attributes:
         name: the name it was asked for by.
         source: where its files came from, in words.
+        prompts: what belongs in front of queries and of passages.
         max_tokens: longest input, special tokens included; longer texts are cut.
         width: length ``D`` of its vectors.
     """
 
-    def __init__(self, name: str, folder: ModelFolder, model: Any, tokenizer: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: ModelFolder,
+        model: Any,
+        tokenizer: Any,
+        cache: EmbeddingCache | None = None,
+    ) -> None:
         self.name = name
         self.source = folder.source
+        self.prompts: Prompts = folder.prompts
         self.width: int = model.config.hidden_size
-        self.max_tokens: int = folder.max_tokens or min(
-            tokenizer.model_max_length, model.config.max_position_embeddings
-        )
+        self.max_tokens: int = folder.max_tokens or longest_input(tokenizer, model)
         self._folder = folder
         self._model = model
         self._tokenizer = tokenizer
+        self._cache = cache
         # [UNK] and [MASK] are special too, but stand for words of the text
         frame = (
             tokenizer.cls_token_id,
@@ -87,31 +107,24 @@ class Encoder:
         name: str | os.PathLike[str] = "all-MiniLM-L6-v2",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        cache: str | os.PathLike[str] | None = None,
     ) -> "Encoder":
         """Load a model from a package, a local folder, or the hub, in that order of preference.
 
         Args:
             name: name of a packaged model, path of a folder, or name on the hub.
             dtype: of weights and layers; results are float32 in any case.
+            cache: folder that keeps the vectors of texts (`EmbeddingCache`).
 
         Raises:
             SettingError: the model is nowhere, or needs something that is not supported here.
             MissingDependencyError: without transformers.
         """
-        with _quiet_transformers():
-            from transformers import AutoModel, AutoTokenizer
-
-            folder = find_model(name)
-            tokenizer = AutoTokenizer.from_pretrained(folder.path, trust_remote_code=False)
-            if not tokenizer.is_fast:
-                raise SettingError(
-                    f"{folder.path}: an encoder needs a fast tokenizer (`tokenizer.json`); this "
-                    "one has only a slow one. Convert it, or choose another model."
-                )
-            model = AutoModel.from_pretrained(
-                folder.path, use_safetensors=True, trust_remote_code=False
-            )
-        return cls(str(name), folder, model.to(device=device, dtype=dtype).eval(), tokenizer)
+        folder, purpose = find_model(name), "loading an encoder"
+        tokenizer = load_tokenizer(folder.path, purpose)
+        model = load_network(folder.path, "AutoModel", purpose, device, dtype)
+        kept = None if cache is None else EmbeddingCache(cache)
+        return cls(str(name), folder, model, tokenizer, kept)
 
     @property
     def device(self) -> torch.device:
@@ -122,12 +135,11 @@ class Encoder:
         """SHA-256 of the files and settings: encoders with equal ones give equal vectors."""
         return self._folder.fingerprint()
 
-    @torch.no_grad()
     def encode(
         self,
         texts: Sequence[str],
         tokens: bool = False,
-        batch_tokens: int = 16384,
+        batch_tokens: int | None = None,
         progress: Callable[[int, int], None] | None = None,
         log_truncated: bool = True,
     ) -> Encoded:
@@ -138,9 +150,12 @@ class Encoder:
         padding), which are found by their ids. A text without words has no token vectors; it
         still has a sentence vector. Lone surrogates are read as ``?``.
 
+        In other company a text's vectors move by the rounding of float32, below 1e-5.
+
         Args:
             tokens: also give the token vectors; the forward pass is the same.
-            batch_tokens: padded tokens per forward pass (a single text may exceed it).
+            batch_tokens: padded tokens per forward pass (a single text may exceed it); by default
+                what suits the device.
             progress: called with the number of texts done and their total.
             log_truncated: warn once, by logging, about texts that were cut; a caller that encodes
                 piece by piece adds up `Encoded.truncated` instead.
@@ -149,25 +164,59 @@ class Encoder:
             InputError: something that is no string among the texts.
             SettingError: ``batch_tokens`` is not positive.
         """
-        _require_strings(texts)
-        if batch_tokens < 1:
-            raise SettingError(f"`batch_tokens` must be at least 1; got {batch_tokens}. Raise it.")
+        require_strings(texts)
+        if self._cache is None:
+            encoded, _ = self._encode(texts, tokens, batch_tokens, progress)
+        else:
+            precision = str(self._model.dtype)
+            asked = "sentence and tokens" if tokens else "sentence"
+            records = self._cache.recall(
+                f"{self.fingerprint} {precision} {asked}",
+                texts,
+                lambda new: _records(*self._encode(new, tokens, batch_tokens, None)),
+                progress,
+            )
+            encoded = self._joined(records, tokens)
+        if encoded.truncated and log_truncated:
+            logger.warning(
+                "%d of %d texts were cut to %d tokens",
+                encoded.truncated,
+                len(texts),
+                self.max_tokens,
+            )
+        return encoded
+
+    def words(self, text: str) -> list[str]:
+        """The tokens of a text as strings, one per token vector, in the same order."""
+        require_strings([text])
+        [ids], _ = self._token_ids([text])
+        return self._tokenizer.convert_ids_to_tokens(ids[self._is_word(ids)].tolist())
+
+    @torch.no_grad()
+    def _encode(
+        self,
+        texts: Sequence[str],
+        tokens: bool,
+        batch_tokens: int | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> tuple[Encoded, np.ndarray]:
+        """What the network says, and which texts were cut."""
+        budget = token_budget(batch_tokens, self.device)
         vectors = torch.empty((len(texts), self.width), device=self.device)
         token_parts = [torch.empty((0, self.width), device=self.device)]
         token_counts = np.zeros(len(texts), dtype=np.int64)
-        truncated = 0
-        for start in range(0, len(texts), WINDOW):
-            ids, cut = self._token_ids(texts[start : start + WINDOW])
-            truncated += cut
-            stop = start + len(ids)
+        cut = np.zeros(len(texts), dtype=bool)
+        for window in windows(len(texts)):
+            ids, cut[window] = self._token_ids(texts[window])
+            start, done = window.start, window.start
             if tokens:
-                token_counts[start:stop] = [np.count_nonzero(self._is_word(row)) for row in ids]
-                offsets = _offsets(token_counts[start:stop])
+                token_counts[window] = [np.count_nonzero(self._is_word(row)) for row in ids]
+                offsets = offsets_of(token_counts[window])
                 packed = torch.empty((int(offsets[-1]), self.width), device=self.device)
                 token_parts.append(packed)
-            done = start
-            for rows in _buckets([len(row) for row in ids], batch_tokens):
-                batch, lengths = self._pad([ids[row] for row in rows])
+            for rows in batches_by_length([len(row) for row in ids], budget):
+                batch = pad_right([ids[row] for row in rows], self._tokenizer.pad_token_id)
+                lengths = torch.tensor([len(ids[row]) for row in rows], device=self.device)
                 hidden = self._last_hidden(batch, lengths)
                 vectors[start + torch.from_numpy(rows)] = self._pool(hidden, lengths)
                 if tokens:
@@ -180,107 +229,65 @@ class Encoder:
                 done += len(rows)
                 if progress is not None:
                     progress(done, len(texts))
-        if truncated and log_truncated:
-            logger.warning(
-                "%d of %d texts were cut to %d tokens", truncated, len(texts), self.max_tokens
-            )
-        return Encoded(
+        encoded = Encoded(
             vectors=vectors,
             token_vectors=torch.cat(token_parts) if tokens else None,
-            token_offsets=torch.from_numpy(_offsets(token_counts)).to(self.device)
+            token_offsets=torch.from_numpy(offsets_of(token_counts)).to(self.device)
             if tokens
             else None,
-            truncated=truncated,
+            truncated=int(cut.sum()),
+        )
+        return encoded, cut
+
+    def _joined(self, records: Sequence[Record], tokens: bool) -> Encoded:
+        """Records of the cache as one result."""
+        vectors = np.stack([r[0] for r in records]) if records else np.empty((0, self.width))
+        words = [record[2] for record in records] if tokens else []
+        nothing = np.empty((0, self.width), dtype=np.float32)
+        counts = np.array([len(rows) for rows in words], dtype=np.int64)
+
+        def on_device(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(array).to(self.device)
+
+        return Encoded(
+            vectors=on_device(vectors.astype(np.float32, copy=False)),
+            token_vectors=on_device(np.concatenate([nothing, *words])) if tokens else None,
+            token_offsets=on_device(offsets_of(counts)) if tokens else None,
+            truncated=sum(bool(record[1][0]) for record in records),
         )
 
-    def words(self, text: str) -> list[str]:
-        """The tokens of a text as strings, one per token vector, in the same order."""
-        _require_strings([text])
-        [ids], _ = self._token_ids([text])
-        return self._tokenizer.convert_ids_to_tokens(ids[self._is_word(ids)].tolist())
-
-    def _token_ids(self, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
-        """Token ids of each text, framed and cut, and how many texts were cut."""
-        clean = [text.encode("utf-8", "replace").decode("utf-8").strip() for text in texts]
+    def _token_ids(self, texts: Sequence[str]) -> tuple[list[np.ndarray], np.ndarray]:
+        """Token ids of each text, framed and cut, and which texts were cut."""
+        if not texts:  # a tokenizer takes no empty list
+            return [], np.zeros(0, dtype=bool)
+        clean = [text.strip() for text in readable(texts)]
         if self._folder.lowercase:
             clean = [text.lower() for text in clean]
         encodings = self._tokenizer(clean, truncation=True, max_length=self.max_tokens).encodings
         ids = [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
-        return ids, sum(bool(encoding.overflowing) for encoding in encodings)
+        return ids, np.array([bool(encoding.overflowing) for encoding in encodings])
 
     def _is_word(self, ids: np.ndarray) -> np.ndarray:
         return ~np.isin(ids, self._frame_ids)
 
-    def _pad(self, ids: list[np.ndarray]) -> tuple[np.ndarray, Tensor]:
-        """Ids padded on the right, and their lengths on the device."""
-        lengths = np.array([len(row) for row in ids])
-        batch = np.full((len(ids), lengths.max()), self._tokenizer.pad_token_id, dtype=np.int64)
-        for row, values in enumerate(ids):
-            batch[row, : len(values)] = values
-        return batch, torch.from_numpy(lengths).to(self.device)
-
     def _last_hidden(self, batch: np.ndarray, lengths: Tensor) -> Float[Tensor, "b L D"]:
         ids = torch.from_numpy(batch).to(self.device)
-        mask = _real(lengths, ids.shape[1])
+        mask = real_tokens(lengths, ids.shape[1])
         return self._model(input_ids=ids, attention_mask=mask.long()).last_hidden_state.float()
 
     def _pool(self, hidden: Float[Tensor, "b L D"], lengths: Tensor) -> Float[Tensor, "b D"]:
         if self._folder.pooling == "cls":
             pooled = hidden[:, 0]
         else:
-            mask = _real(lengths, hidden.shape[1])
+            mask = real_tokens(lengths, hidden.shape[1])
             pooled = torch.where(mask[..., None], hidden, 0).sum(dim=1) / lengths[:, None]
         return normalize(pooled, dim=-1) if self._folder.normalize else pooled
 
 
-def _buckets(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
-    """Rows of like length, longest first (memory trouble shows at once), within the budget."""
-    order = np.argsort(-np.array(lengths), kind="stable")
-    start = 0
-    while start < len(order):
-        size = max(1, batch_tokens // lengths[order[start]])
-        yield order[start : start + size]
-        start += size
-
-
-def _offsets(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts, dtype=np.int64)])
-
-
-def _real(lengths: Tensor, width: int) -> Tensor:
-    return torch.arange(width, device=lengths.device)[None, :] < lengths[:, None]
-
-
-def _require_strings(texts: Sequence[Any]) -> None:
-    if isinstance(texts, str):
-        raise InputError(
-            f"`texts` must be a list of strings; got one string ({texts[:40]!r}). Put it in a list."
-        )
-    for row, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(
-                f"every text must be a string; text {row} is {type(text).__name__} ({text!r}). "
-                "Convert it, or use an empty string."
-            )
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Silence progress bars and chatter while loading, and restore them afterwards."""
-    try:
-        from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
-        from transformers.utils import logging as noise
-    except ImportError as error:
-        raise missing("transformers", "loading an encoder", "models") from error
-    verbosity, bars = noise.get_verbosity(), noise.is_progress_bar_enabled()
-    hub_bars = not are_progress_bars_disabled()
-    noise.set_verbosity_error()
-    noise.disable_progress_bar()  # also those of the hub
-    try:
-        yield
-    finally:
-        noise.set_verbosity(verbosity)
-        if bars:
-            noise.enable_progress_bar()
-        elif hub_bars:
-            enable_progress_bars()
+def _records(encoded: Encoded, cut: np.ndarray) -> list[Record]:
+    """One record per text: sentence vector, whether it was cut, and the token vectors if any."""
+    columns = [list(encoded.vectors.cpu().numpy()), list(cut[:, None])]
+    if encoded.token_vectors is not None:
+        packed, offsets = encoded.packed_tokens()
+        columns.append(np.split(packed.cpu().numpy(), offsets[1:-1].cpu().numpy()))
+    return list(zip(*columns, strict=True))

@@ -173,6 +173,40 @@ class Autocut(ScoreFilter):
         return cutoffs.autocut(score, mask, self.jumps)
 
 
+@FILTERS.register("ratio")
+@dataclass(frozen=True)
+class Ratio(ScoreFilter):
+    """Scores of at least ``share`` of the best of their pool."""
+
+    share: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.share <= 1:
+            raise SettingError(f"`share` must lie in (0, 1]; got {self.share}.")
+
+    def rule(self, score: Float[Tensor, "B K"], mask: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
+        return cutoffs.ratio_to_top(score, mask, self.share)
+
+
+@FILTERS.register("knee")
+@dataclass(frozen=True)
+class Knee(ScoreFilter):
+    """Everything before the knee of the sorted scores."""
+
+    def rule(self, score: Float[Tensor, "B K"], mask: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
+        return cutoffs.knee(score, mask)
+
+
+@FILTERS.register("otsu")
+@dataclass(frozen=True)
+class Otsu(ScoreFilter):
+    """The upper of two groups of scores (Otsu's threshold, which is exact 2-means on a list)."""
+
+    def rule(self, score: Float[Tensor, "B K"], mask: Bool[Tensor, "B K"]) -> Bool[Tensor, "B K"]:
+        return cutoffs.otsu(score, mask)
+
+
 @FILTERS.register("random")
 @dataclass(frozen=True)
 class Random(Filter):

@@ -19,7 +19,7 @@ class Stage:
     name: ClassVar[str]
 
     def needs(self) -> set[str]:
-        """What the batch must carry: ``embeddings``, ``tokens``, or nothing beyond the mask."""
+        """What the batch must carry: ``embeddings``, ``tokens``, ``texts``, or the mask alone."""
         raise NotImplementedError
 
     def __call__(self, batch: QueryGraphBatch) -> QueryGraphBatch:
@@ -88,6 +88,7 @@ REASON_WORDS = {
     Reason.OUTSIDE_BUDGET: "others came first",
     Reason.BAD_EMBEDDING: "bad embedding: NaN, infinite or zero",
     Reason.PADDING: "padding",
+    Reason.UNSCORED: "kept; the reranker gave no score",
 }
 
 FILTERS: Registry[Filter] = Registry("filter")

@@ -180,3 +180,135 @@ def test_without_faiss_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(MissingDependencyError, match=r"a dense index .*ricci-gpu\[faiss-cpu\]"):
         DenseIndex.build(unit(3))
+
+
+KINDS = ("flat", "hnsw", "ivf")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_added_vectors_are_found(kind):
+    vectors, more = unit(400), unit(30, seed=11)
+    index = DenseIndex.build(vectors, kind)
+    index.search(vectors[:1], 1)  # what is cached of the old vectors must not stay
+    assert index.add(more * 3) == range(400, 430)
+    assert (index.size, index.live) == (430, 430)
+    _, rows = index.search(more, 1)
+    assert rows[:, 0].tolist() == list(range(400, 430))
+
+
+def test_flat_stays_exact_after_adding():
+    vectors, more, queries = unit(300), unit(200, seed=11) * 5, unit(40, seed=12)
+    index = DenseIndex.build(vectors)
+    index.search(queries, 3)
+    index.add(more)
+    _, rows = index.search(queries, 20)
+    np.testing.assert_array_equal(rows.numpy(), oracle(torch.cat([vectors, more]), queries, 20)[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_deleted_rows_are_passed_over_and_the_others_keep_their_numbers(tmp_path, kind, mapped):
+    vectors, queries = unit(500), unit(25, seed=13)
+    index = DenseIndex.build(vectors, kind)
+    if kind == "ivf":
+        index._index.nprobe = 1000  # every cluster: exact
+    _, before = index.search(queries, 10)
+    gone = sorted(set(before[:, :3].flatten().tolist()))
+    index.delete(gone)
+    assert index.live == 500 - len(gone)
+    index.save(tmp_path / "index.faiss")
+    for each in (index, DenseIndex.load(tmp_path / "index.faiss", mapped)):
+        _, rows = each.search(queries, 10)
+        assert not np.isin(rows.numpy(), gone).any()
+        left = np.setdiff1d(np.arange(500), gone)
+        expected = left[oracle(vectors[left], queries, 10)[1]]
+        if kind == "hnsw":
+            assert np.mean([np.isin(e, r) for e, r in zip(expected, rows, strict=True)]) > 0.95
+        else:
+            np.testing.assert_array_equal(rows.numpy(), expected)
+        _, everything = each.search(queries[:1], 1000)
+        assert everything.shape == (1, each.live)
+
+
+def test_everything_deleted_finds_nothing():
+    index = DenseIndex.build(unit(3))
+    index.delete([0, 1, 2])
+    scores, rows = index.search(unit(2), 5)
+    assert scores.shape == rows.shape == (2, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mapped_index_answers_alike_and_cannot_grow(tmp_path, kind):
+    index, queries = DenseIndex.build(unit(600), kind), unit(10, seed=8)
+    index.save(tmp_path / "index.faiss")
+    mapped = DenseIndex.load(tmp_path / "index.faiss", mapped=True)
+    for mine, other in zip(index.search(queries, 9), mapped.search(queries, 9), strict=True):
+        assert torch.equal(mine, other)
+    with pytest.raises(InputError, match=r"mapped from its file\. Load it with mapped=False"):
+        mapped.add(unit(1))
+
+
+def test_an_old_file_and_new_deletions_fit(tmp_path):
+    index = DenseIndex.build(unit(20))
+    index.save(tmp_path / "index.faiss")
+    np.save(tmp_path / "index.faiss.deleted.npy", np.array([3, 25]))  # 25 was not written in time
+    assert DenseIndex.load(tmp_path / "index.faiss").live == 19
+
+
+def test_rows_and_vectors_that_do_not_fit():
+    index = DenseIndex.build(unit(5))
+    with pytest.raises(InputError, match=r"must lie between 0 and 4; got 5\. Correct it"):
+        index.delete([1, 5])
+    assert index.live == 5
+    with pytest.raises(
+        InputError, match=r"vectors to add must have the width of the index, 16; got"
+    ):
+        index.add(unit(2, width=3))
+    with pytest.raises(InputError, match=r"vectors to add must be finite and not zero"):
+        index.add(torch.zeros(1, 16))
+
+
+def test_gpus_that_are_not_here():
+    with pytest.raises(SettingError, match=r"hnsw on CPUs alone\. Use `flat` or `ivf` on GPUs"):
+        DenseIndex.build(unit(5), "hnsw").copy_to_gpus()
+    if not hasattr(faiss, "index_cpu_to_all_gpus") or faiss.get_num_gpus() == 0:
+        with pytest.raises(SettingError, match=r"needs a GPU and faiss built for it; .*faiss-gpu"):
+            DenseIndex.build(unit(5)).copy_to_gpus()
+
+
+class FakeGpus:
+    """Stands in for the GPU functions of faiss: the copy is the index itself."""
+
+    class GpuMultipleClonerOptions:
+        shard = False
+
+    def __init__(self):
+        self.shards = None
+
+    def __getattr__(self, name):
+        return getattr(faiss, name)
+
+    def get_num_gpus(self):
+        return 2
+
+    def index_cpu_to_all_gpus(self, index, co):
+        self.shards = co.shard
+        return index
+
+
+def test_a_copy_on_gpus_proposes_and_is_not_changed(monkeypatch):
+    gpus = FakeGpus()
+    monkeypatch.setattr("ricci_gpu.corpus.index._import_faiss", lambda: gpus)
+    vectors, queries = unit(300), unit(9, seed=4)
+    index = DenseIndex.build(vectors)
+    index.copy_to_gpus()
+    assert gpus.shards is True
+    _, rows = index.search(queries, 7)
+    np.testing.assert_array_equal(rows.numpy(), oracle(vectors, queries, 7)[1])
+    for change in (lambda: index.add(unit(1)), lambda: index.delete([0])):
+        with pytest.raises(InputError, match=r"copied to GPUs cannot be changed\. Load it again"):
+            change()
+    other = DenseIndex.build(vectors)
+    other.delete([1])
+    with pytest.raises(SettingError, match=r"with deleted rows stays on the CPU\. Build it again"):
+        other.copy_to_gpus()

@@ -3,7 +3,7 @@ import shutil
 import subprocess
 import sys
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from ricci_gpu.corpus import CorpusStore, Passage
 from ricci_gpu.corpus.token_file import TokenFile
 from ricci_gpu.errors import InputError
 from ricci_gpu.models import Encoded, Encoder
+from ricci_gpu.models.folder import Prompts
 
 pytest.importorskip("faiss")
 
@@ -143,6 +144,42 @@ def test_only_the_same_model_may_encode_queries(folder):
     other = replace(ENCODER, name="other", fingerprint="def")
     with pytest.raises(InputError, match=r"model of the corpus, `words` \(a test\); got `other`"):
         store.require_encoder(other)
+
+
+def test_token_vectors_of_another_model_are_recorded_and_required(tmp_path):
+    late = WordEncoder(name="late", fingerprint="tokens-1")
+
+    @dataclass
+    class Both(WordEncoder):
+        token_model: WordEncoder = field(default_factory=lambda: late)
+
+    for folder in (None, tmp_path / "s"):
+        store = CorpusStore.build(PASSAGES, Both(), folder)
+        assert (store.meta.token_model, store.meta.token_fingerprint) == ("late", "tokens-1")
+        store.require_encoder(ENCODER)
+        store.require_token_model(late)
+        with pytest.raises(
+            InputError, match=r"come from the model of the store, `late`; got `words`.*late_interac"
+        ):
+            store.require_token_model(ENCODER)
+    plain = CorpusStore.build(PASSAGES, Both(), token_vectors=False)
+    assert plain.meta.token_fingerprint is None
+    own = CorpusStore.build(PASSAGES, Both(token_model=ENCODER))
+    assert own.meta.token_model is None
+    own.require_token_model(ENCODER)
+    with pytest.raises(InputError, match=r"`words`; got `late` \(a test\), whose files differ"):
+        own.require_token_model(late)
+
+
+def test_a_bare_encoder_that_wants_a_prompt_is_refused():
+    @dataclass
+    class Prompted(WordEncoder):
+        prompts: object = field(default_factory=lambda: Prompts(passage="passage: "))
+
+    with pytest.raises(
+        InputError, match=r"wants `passage: ` before passages\. Give `Reranker\.pas"
+    ):
+        CorpusStore.build(PASSAGES, Prompted())
 
 
 @pytest.mark.parametrize("failure", [OSError("disk full"), KeyboardInterrupt()])

@@ -114,7 +114,7 @@ def test_ray_workers(batch, index, tmp_path, monkeypatch, caplog):
     assert batch("run", job, "--launcher", "ray", "--ray-address", "auto")[0] == 0
     assert "a worker ended: the node died" in caplog.messages
     assert ray.address == "auto"
-    assert ray.options == {"max_retries": -1, "num_cpus": 2}
+    assert ray.options == {"max_retries": -1, "num_cpus": 2, "num_gpus": 0}
     assert ray.ran == [("cpu", 60.0)] * 2
     assert len(answers(job)) == 4
 
@@ -126,5 +126,5 @@ def test_ray_gives_each_worker_a_gpu(batch, index, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(RuntimeError, match="the node died"):  # its only worker, and rows are left
         ray_tasks.work_on_ray(JobFolder(tmp_path / "job"), None, 60.0, None)
-    assert ray.options == {"max_retries": -1, "num_gpus": 1}
+    assert ray.options == {"max_retries": -1, "num_cpus": 1, "num_gpus": 1}
     assert ray.ran == [("cuda", 60.0)]

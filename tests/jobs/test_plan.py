@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,6 +11,7 @@ from jobs.conftest import write_log
 from ricci_gpu.config import Config
 from ricci_gpu.corpus import CorpusStore, Passage
 from ricci_gpu.errors import InputError
+from ricci_gpu.jobs.compute import UnitRanker
 from ricci_gpu.jobs.files import expand
 from ricci_gpu.jobs.manifest import Job
 from ricci_gpu.jobs.plan import plan_job
@@ -85,8 +87,41 @@ def test_costs_count_the_passages_that_are_read(index, tmp_path):
     many = plan_job(Config.load("default", ["retrieve.k=10"]), [str(log)], index, unit_rows=5)
     # 24 passages of 5 words: 20 or 10 of them for each of 5 queries
     assert few.units[0].cost - many.units[0].cost == 5 * 10 * 5
-    assert plan_job(CONFIG, [str(log)], index, batch_tokens=400).batch_rows == 3
-    assert few.batch_rows == 256
+
+
+def test_batches_hold_a_number_of_tokens(index, tmp_path):
+    log = write_log(tmp_path / "log.tsv", 10)
+    job = planned(index, log, batch_tokens=400)  # a pool has 20 passages of 5 words
+    batches = UnitRanker(job, "cpu").batches(read_unit(job, job.units[0]))
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    few = replace(job, batch_rows=3)
+    batches = UnitRanker(few, "cpu").batches(read_unit(job, job.units[0]))
+    assert [len(batch) for batch in batches] == [3, 3, 3, 1]
+    assert len(UnitRanker(planned(index, log), "cpu").batches(read_unit(job, job.units[0]))) == 1
+
+
+def test_pools_of_like_size_share_a_batch(tmp_path):
+    sizes = [3, 40, 2, 50, 1, 0, 20]
+    texts = [
+        {
+            "query_id": i,
+            "query": "alpha",
+            "candidates": [{"id": c, "text": "beta " * 8} for c in range(size)],
+        }
+        for i, size in enumerate(sizes)
+    ]
+    path = candidates(tmp_path / "a.jsonl", texts)
+    job = plan_job(CONFIG, candidates=[str(path)], batch_tokens=500)
+    ranker = UnitRanker(job, "cpu")
+    rows = read_unit(job, job.units[0])
+    batches = ranker.batches(rows)
+    assert [[item.candidates for item in batch] for batch in batches] == [
+        [0, 1, 2, 3, 20],  # 11 tokens each
+        [40],
+        [50],
+    ]
+    assert len(list(ranker.answers(rows))) == len(sizes)
+    assert (ranker.candidates, ranker.padded) == (sum(sizes), 4 * 15 + 31 + 63 + 63)
 
 
 def test_bad_rows_carry_their_error(index, tmp_path):
@@ -157,7 +192,7 @@ def test_the_manifest_comes_back_as_it_was(index, tmp_path):
 
 def test_refused_plans(index, tmp_path):
     log = write_log(tmp_path / "log.tsv")
-    with pytest.raises(InputError, match="either --queries with --index, or --candidates"):
+    with pytest.raises(InputError, match="a job needs --queries with --index, or --candidates"):
         plan_job(CONFIG)
     with pytest.raises(InputError, match="give its folder with --index"):
         plan_job(CONFIG, queries=[str(log)])
@@ -176,8 +211,9 @@ def test_refused_plans(index, tmp_path):
         planned(index, index / "vectors.npy")
     with pytest.raises(InputError, match="not an index"):
         planned(tmp_path, log)
-    with pytest.raises(InputError, match="none of these rows can be read"):
-        plan_job(CONFIG, candidates=[str(candidates(tmp_path / "c.jsonl", [{"id": 1}]))])
+    rows = [{"id": 1, "candidates": None}]
+    with pytest.raises(InputError, match=r"none of these rows can be read.*must be a list"):
+        plan_job(CONFIG, candidates=[str(candidates(tmp_path / "c.jsonl", rows))])
     (tmp_path / "cut.tsv.gz").write_bytes(gzip.compress(b"q1\talpha\n" * 5000)[:-20])
     with pytest.raises(InputError, match="cannot be read to its end"):
         planned(index, tmp_path / "cut.tsv.gz")

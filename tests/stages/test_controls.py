@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ricci_gpu.batch import Reason
+from ricci_gpu.errors import SettingError
 from ricci_gpu.ops.maxsim import maxsim_from_maxima, pool_maxima
 from ricci_gpu.stages import FILTERS
 
@@ -26,6 +27,10 @@ def pool(random_pool):
         ("z_score", {"at_least": 0.9}, 2),
         ("largest_gap", {}, 3),
         ("autocut", {}, 3),
+        ("ratio", {}, 2),
+        ("ratio", {"share": 0.3}, 4),
+        ("knee", {}, 3),
+        ("otsu", {}, 3),
         ("random", {"k": 4}, 4),
         ("degree", {"k": 1}, 1),
     ],
@@ -106,3 +111,9 @@ def test_words():
     assert filter_.describe(Reason.LOW_SCORE, 0.25) == "low score: 0.25 under the threshold cut"
     assert filter_.describe(Reason.KEPT, 0.75) == "kept"
     assert FILTERS.build("fixed_k", {}).describe(Reason.OUTSIDE_BUDGET, 0.1) == "others came first"
+
+
+@pytest.mark.parametrize("share", [0.0, 1.1])
+def test_a_ratio_lies_between_none_and_all_of_the_best(share):
+    with pytest.raises(SettingError, match=rf"`share` must lie in \(0, 1\]; got {share}"):
+        FILTERS.build("ratio", {"share": share})
