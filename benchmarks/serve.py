@@ -178,7 +178,7 @@ def offline_rate(engine: Engine, tasks: Sequence[Task], seconds: float) -> float
     """Requests per second of the bare engine, in batches of 64."""
     done, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        batch = [tasks[(done + at) % len(tasks)] for at in range(64)]
+        batch = [tasks[(done + at) % len(tasks)] for at in range(min(64, len(tasks)))]
         engine.rank(batch)
         done += len(batch)
     return done / (time.perf_counter() - start)
@@ -335,6 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20, help="per measurement")
     parser.add_argument("--overload-seconds", type=float, default=300)
+    parser.add_argument("--kill-seconds", type=float, default=40)
     parser.add_argument("--clients", type=int, nargs="+", default=list(CLIENTS))
     parser.add_argument("--preset", action="append", choices=PRESETS, help="both by default")
     parser.add_argument("--bodies", type=int, default=128, help="different requests")
@@ -355,13 +356,13 @@ def main() -> None:
             }
     first = rates[chosen[0]]
     most = str(64 if 64 in options.clients else options.clients[-1])
-    body = encoded(text_bodies(1), chosen[0])
+    sent = encoded(text_bodies(32), chosen[0])
     with server(*cpu) as (port, process):
-        killed = asyncio.run(kill(port, process, encoded(text_bodies(32), chosen[0]), 40.0))
+        killed = asyncio.run(kill(port, process, sent, options.kill_seconds))
         capacity = first["texts"]["clients"][most]["requests_per_s"]
         console.print(f"overload for {options.overload_seconds:g} s at 4 x {capacity:.1f} / s")
         flood = asyncio.run(
-            overload(port, process, body[0], 4 * capacity, options.overload_seconds)
+            overload(port, process, sent[0], 4 * capacity, options.overload_seconds)
         )
     show(rates)
     document = {
