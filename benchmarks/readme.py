@@ -51,7 +51,7 @@ def quality() -> str:
         + _table(["set", "kept", "token transport", "best control", "difference, points"], matched)
         + f"\n`make eval`: gold recall of pools of {facts['pool']}, {facts['encoder']}, "
         f"{facts['queries']}. The fixed k keeps the best by cosine, as many as the filter does; "
-        "the best control was chosen on the tuning part. 95 % intervals of 10,000 paired resamples. "
+        "the best control was chosen on the tuning part. 95 % intervals, 10,000 paired resamples. "
         + _conditions({"conditions": facts["conditions"] | facts["conditions"]["versions"]})
     )
 
