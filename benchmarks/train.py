@@ -5,6 +5,8 @@ an earlier call was stopped, and prints nDCG@10 of reordered pools. Run with `ma
 """
 
 import argparse
+import logging
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +16,7 @@ from benchmarks.record import finish
 from ricci_gpu.training.card import gains_table
 from ricci_gpu.training.commands import CACHE, OUT
 from ricci_gpu.training.recipes import (
-    TRAINED,
+    RUN,
     Trained,
     train_cross_encoder,
     train_late_interaction,
@@ -24,9 +26,9 @@ from ricci_gpu.training.settings import CrossEncoderSettings, LateInteractionSet
 
 def train(recipe: Any, settings: RunSettings, out: Path, cache: Path) -> dict[str, Any]:
     start = time.perf_counter()
-    resume = (out / "checkpoints" / "last.ckpt").exists()
+    resume = (out / RUN / "checkpoints" / "last.ckpt").exists()
     trained: Trained = recipe(settings, out, cache, resume)
-    print(f"\n{trained.model}: {trained.fitted.best}\n\n{gains_table(trained.gains, TRAINED)}")
+    print(f"\n{trained.model}: {trained.fitted.best}\n\n{gains_table(trained.gains)}")
     return {
         "model": str(trained.model),
         "settings": asdict(settings),
@@ -44,6 +46,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=CACHE, help="of encoded passages")
     parser.add_argument("--record", action="store_true", help="keep the figures in results/")
     options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     head = LateInteractionSettings(accelerator="cpu")
     cross = CrossEncoderSettings(accelerator="cpu")
     rows = [

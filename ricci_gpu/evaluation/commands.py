@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ricci_gpu.errors import MissingDependencyError, SettingError
 
 if TYPE_CHECKING:
+    from ricci_gpu.evaluation.first_stage import SparseModel
     from ricci_gpu.evaluation.trained import PairModel
     from ricci_gpu.models.late_interaction import LateInteraction
-    from ricci_gpu.models.splade import Splade
     from ricci_gpu.reranker import Reranker
 
 CACHE, OUT = Path("build/evaluation"), Path("evaluation")
 HEAD, SPLADE = "minilm-128", "splade-tiny-msmarco"
-CROSS_ENCODER = Path("build/models/cross_encoder")  # where `ricci-gpu train` puts it
+CROSS_ENCODER = Path("build/models/cross_encoder/model")  # where `ricci-gpu train` puts it
 
 
 def add_commands(subparsers: Any) -> None:
@@ -149,7 +149,7 @@ def _head(
     return head
 
 
-def _splade(options: argparse.Namespace, absent: list[str]) -> "Splade | None":
+def _splade(options: argparse.Namespace, absent: list[str]) -> "SparseModel | None":
     """The SPLADE model, or None with its reason in ``absent``."""
     from ricci_gpu.models.splade import Splade
 

@@ -1,6 +1,7 @@
 """First stages over a whole corpus, as full score matrices: fine for corpora of this size."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -9,7 +10,6 @@ import torch
 
 from ricci_gpu.corpus.store import CorpusStore
 from ricci_gpu.errors import missing
-from ricci_gpu.models.splade import Splade
 from ricci_gpu.ops.cutoffs import z_scores
 from ricci_gpu.ops.topk import rank_of
 from ricci_gpu.output import atomic_file
@@ -59,12 +59,31 @@ class Bm25:
         return torch.stack([torch.from_numpy(row) for row in rows])
 
 
+@runtime_checkable
+class SparseModel(Protocol):
+    """Makes sparse vectors over a vocabulary; `ricci_gpu.models.splade.Splade` is one."""
+
+    name: str
+    vocabulary: int
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        log_truncated: bool = True,
+    ) -> Tensor: ...
+
+
 class SpladeStage:
     """SPLADE over the corpus, whose vectors are kept in the cache in float16."""
 
     def __init__(
         self,
-        model: Splade,
+        model: SparseModel,
         store: CorpusStore,
         cache: Path,
         progress: Callable[[int, int], None] | None = None,
@@ -82,18 +101,25 @@ class SpladeStage:
                     words=rows.col_indices().numpy().astype(np.int32),
                     weights=rows.values().numpy().astype(np.float16),
                 )
-        with np.load(path) as kept:
-            self._passages = torch.sparse_csr_tensor(
-                torch.from_numpy(kept["starts"]),
-                torch.from_numpy(kept["words"].astype(np.int64)),
-                torch.from_numpy(kept["weights"].astype(np.float32)),
-                (len(store.passages), model.vocabulary),
-            )
+        self._passages = _read_sparse(path, (len(store.passages), model.vocabulary))
 
     def scores(self, texts: list[str]) -> Float[Tensor, "B M"]:
         """Inner product with every passage."""
         queries = self._model.encode(texts, log_truncated=False).cpu().to_dense()
         return (self._passages @ queries.mT).mT.contiguous()
+
+
+def _read_sparse(path: Path, size: tuple[int, int]) -> Tensor:
+    with np.load(path) as kept, warnings.catch_warnings():
+        # torch says once per process that the layout is young
+        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(kept["starts"]),
+            torch.from_numpy(kept["words"].astype(np.int64)),
+            torch.from_numpy(kept["weights"].astype(np.float32)),
+            size,
+            check_invariants=True,
+        )
 
 
 def reciprocal_ranks(score: Float[Tensor, "B M"], depth: int = DEPTH) -> Float[Tensor, "B M"]:
@@ -126,3 +152,10 @@ def best(score: Float[Tensor, "B M"], size: int) -> tuple[Float[Tensor, "B K"], 
     """Scores and corpus rows of the best ``size``, equal scores by the lower row."""
     order = score.argsort(dim=1, descending=True, stable=True)[:, :size]
     return score.gather(1, order), order
+
+
+def finite(score: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
+    """Places that the union of short lists cannot fill score below all others."""
+    real = torch.isfinite(score)
+    lowest = torch.where(real, score, torch.inf).amin(dim=1, keepdim=True)
+    return torch.where(real, score, lowest - 1.0)

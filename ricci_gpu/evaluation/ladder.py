@@ -19,7 +19,7 @@ import torch
 from ricci_gpu.corpus.judged import JudgedQueries
 from ricci_gpu.corpus.store import CorpusStore
 from ricci_gpu.evaluation.bootstrap import Difference, paired_difference
-from ricci_gpu.evaluation.first_stage import SparseStage, best, reciprocal_ranks, z_fusion
+from ricci_gpu.evaluation.first_stage import SparseStage, best, finite, reciprocal_ranks, z_fusion
 from ricci_gpu.evaluation.metrics import per_query
 from ricci_gpu.evaluation.pools import EncodedQueries, JudgedPools, pools_of_rows
 from ricci_gpu.evaluation.rules import standardised
@@ -151,7 +151,7 @@ class Ladder:
 
         heads = (best(fused[0], DEPTH), best(fused[1], DEPTH))
         pools, ms = self._both(
-            lambda queries, head: pools_of_rows(self._store, queries, head[1], _finite(head[0])),
+            lambda queries, head: pools_of_rows(self._store, queries, head[1], finite(head[0])),
             self._queries,
             heads,
         )
@@ -170,7 +170,7 @@ class Ladder:
         for signal in signals:
             heads = (_head(now[0], signal.depth), _head(now[1], signal.depth))
             windows = (pools[0].columns(heads[0]), pools[1].columns(heads[1]))
-            scores, ms = self._both(signal.score, windows)
+            scores, ms = self._scores(signal, windows)
             ms, own = ms + own, 0.0
             needed += ms
             place = partial(self._placed, now, heads, scores)
@@ -183,6 +183,18 @@ class Ladder:
             weight = max(SIGNAL_WEIGHTS, key=figure.__getitem__)
             now = orders[weight]
             self._add(f"+ {signal.name}", f"x {weight:g}", rows[weight], ms, needed, seen)
+
+    def _scores(
+        self, signal: Signal, windows: tuple[JudgedPools, JudgedPools]
+    ) -> tuple[Pair, float]:
+        """Scores of both parts; zeros for the queries that a trained signal was trained on."""
+        if not signal.trained:
+            return self._both(signal.score, windows)
+        tune, test = windows
+        first = self._unseen.start
+        scores, ms = self._both(signal.score, (tune.some(range(first, len(tune))), test))
+        trained_on = scores[0].new_zeros(first, tune.size)
+        return (torch.cat([trained_on, scores[0]]), scores[1]), ms
 
     @staticmethod
     def _placed(now: Pair, heads: Pair, scores: Pair, old: float, new: float) -> Pair:
@@ -246,13 +258,6 @@ def _z_fused(weights: Sequence[float], *scores: Tensor) -> Tensor:
 
 def _rank_fused(*scores: Tensor) -> Tensor:
     return torch.stack([reciprocal_ranks(score) for score in scores]).sum(dim=0)
-
-
-def _finite(score: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
-    """Places that the union of short lists cannot fill score below all others."""
-    real = torch.isfinite(score)
-    lowest = torch.where(real, score, torch.inf).amin(dim=1, keepdim=True)
-    return torch.where(real, score, lowest - 1.0)
 
 
 def _head(score: Float[Tensor, "B K"], depth: int) -> Int[Tensor, "B S"]:

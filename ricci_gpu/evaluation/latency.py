@@ -5,6 +5,7 @@ as one batch and query by query. Memory is what the process held at most beyond 
 before, as Linux reports it; other systems do not, and show none.
 """
 
+import ctypes
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +101,6 @@ def _row(
 ) -> LatencyRow:
     run(singles[0])  # loading and compiling are paid before the clock runs
     ms_single = sorted(_milliseconds(run, each) for each in singles)[len(singles) // 2]
-    gc.collect()
     before = _reset_peak()
     ms_batch = _milliseconds(run, whole) / len(pools)
     peak = _peak_mb()
@@ -125,9 +125,12 @@ def _milliseconds(run: Callable[..., object], given: object) -> float:
 
 def _reset_peak() -> float | None:
     """Forget the largest memory held so far; what is held now, in MB."""
+    gc.collect()
     try:
+        # What was freed and not given back would hide what is taken now.
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    except OSError:
+    except (OSError, AttributeError):
         return None
     return _status("VmRSS")
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ricci_gpu.evaluation.bootstrap import Difference, paired_difference
 from ricci_gpu.evaluation.pools import JudgedPools
-from ricci_gpu.evaluation.rules import CONTROLS, FIXED_K, Decision, Rule
+from ricci_gpu.evaluation.rules import CONTROLS, FIXED_K, Rule
 
 BUDGETS = (2.0, 3.0, 5.0, 8.0)
 
@@ -47,22 +47,53 @@ def cut_at(statistic: np.ndarray, budget: float) -> Cut:
 
 
 @dataclass(frozen=True)
+class Side:
+    """What a rule decided about the pools of one part, with what they hold.
+
+    Args:
+        statistic, keep: as in `Decision`.
+        gain: recall that each candidate adds.
+        gold: which candidates are relevant.
+    """
+
+    statistic: np.ndarray | None
+    keep: np.ndarray | None
+    gain: np.ndarray
+    gold: np.ndarray
+
+    @classmethod
+    def of(cls, rule: Rule, pools: JudgedPools) -> "Side":
+        decision = rule.decide(pools)
+        return cls(
+            None if decision.statistic is None else decision.statistic.numpy(),
+            None if decision.keep is None else decision.keep.numpy(),
+            pools.gain,
+            pools.gold.numpy(),
+        )
+
+    def cut(self, budget: float) -> Cut:
+        """The cut that meets the budget here."""
+        assert self.statistic is not None  # asked of rules with a knob only
+        return cut_at(self.statistic, budget)
+
+    def kept(self, cut: Cut) -> np.ndarray:
+        """Probability that each candidate is kept."""
+        assert self.statistic is not None
+        return cut.kept(self.statistic)
+
+    def recall(self, budget: float) -> np.ndarray:
+        """Expected gold recall of each query at the budget."""
+        found: np.ndarray = (self.kept(self.cut(budget)) * self.gain).sum(axis=1)
+        return found
+
+
+@dataclass(frozen=True)
 class Decided:
-    """A rule with its decisions, as arrays, on the tuning and the reported part."""
+    """A rule with its decisions on the tuning part and on the reported part."""
 
     rule: Rule
-    tune: Decision
-    test: Decision
-
-    def recall(self, part: str, gain: np.ndarray, budget: float) -> np.ndarray:
-        """Expected gold recall of each query at the budget."""
-        statistic = self.statistic(part)
-        return (cut_at(statistic, budget).kept(statistic) * gain).sum(axis=1)
-
-    def statistic(self, part: str) -> np.ndarray:
-        statistic = getattr(self, part).statistic
-        assert statistic is not None  # asked of rules with a knob only
-        return np.asarray(statistic.numpy())
+    tune: Side
+    test: Side
 
     @property
     def has_knob(self) -> bool:
@@ -74,6 +105,7 @@ class BudgetRow:
     """One rule at one budget. Recall is of all relevant passages, retrieved or not.
 
     Args:
+        pool: candidates that the rule reads.
         recall_tune, recall: on the tuning and on the reported part, at exactly the budget.
         over_fixed_k: against the best k by cosine at the same budget.
         default_over: the configured filter minus this rule.
@@ -84,6 +116,7 @@ class BudgetRow:
     budget: float
     rule: str
     kind: str
+    pool: int
     recall_tune: float
     recall: float
     precision: float
@@ -100,6 +133,7 @@ class OwnRow:
     dataset: str
     rule: str
     kind: str
+    pool: int
     kept: float
     recall: float
     precision: float
@@ -133,8 +167,6 @@ class Comparison:
     own: list[OwnRow]
     verdicts: list[Verdict]
     decided: Mapping[str, Decided]
-    tune: JudgedPools
-    test: JudgedPools
 
 
 def compare(
@@ -142,59 +174,58 @@ def compare(
     rules: Sequence[Rule],
     tune: JudgedPools,
     test: JudgedPools,
-    budgets: Sequence[float] = BUDGETS,
     seed: int = 0,
 ) -> Comparison:
-    """All rules on one dataset.
+    """All rules on one dataset, among them ``default`` and `FIXED_K`.
 
     Args:
-        tune, test: pools of the tuning part and of the part that is reported.
+        tune, test: pools of the tuning part and of the part that is reported, deep enough for the
+            rule that reads most.
     """
-    decided = {rule.name: Decided(rule, rule.decide(tune), rule.decide(test)) for rule in rules}
+    decided = {
+        rule.name: Decided(
+            rule, Side.of(rule, tune.top(rule.pool)), Side.of(rule, test.top(rule.pool))
+        )
+        for rule in rules
+    }
     rows, verdicts = [], []
-    for budget in budgets:
-        if budget >= test.size:
-            continue
-        here = budget_rows(dataset, decided, tune, test, budget, seed)
-        rows += here
-        verdicts.append(_verdict(dataset, decided, tune, test, budget, here, seed))
+    for budget in BUDGETS:
+        if all(budget < rule.pool for rule in rules):
+            here = budget_rows(dataset, decided, budget, seed)
+            rows += here
+            verdicts.append(_verdict(dataset, decided, budget, here, seed))
     own = [
-        own_row(dataset, each, decided, test, seed)
+        own_row(dataset, each, decided, seed)
         for each in decided.values()
         if each.test.keep is not None
     ]
-    return Comparison(dataset, rows, own, verdicts, decided, tune, test)
+    return Comparison(dataset, rows, own, verdicts, decided)
 
 
 def budget_rows(
-    dataset: str,
-    decided: Mapping[str, Decided],
-    tune: JudgedPools,
-    test: JudgedPools,
-    budget: float,
-    seed: int,
+    dataset: str, decided: Mapping[str, Decided], budget: float, seed: int
 ) -> list[BudgetRow]:
     """Every rule that has a knob, at one budget."""
-    default = decided["default"].recall("test", test.gain, budget)
-    fixed = decided[FIXED_K].recall("test", test.gain, budget)
-    gold = test.gold.numpy()
+    default = decided["default"].test.recall(budget)
+    fixed = decided[FIXED_K].test.recall(budget)
     rows = []
     for name, each in decided.items():
         if not each.has_knob:
             continue
-        statistic = each.statistic("test")
-        kept = cut_at(statistic, budget).kept(statistic)
-        recall = (kept * test.gain).sum(axis=1)
-        tuned = cut_at(each.statistic("tune"), budget).kept(statistic)
+        test = each.test
+        kept = test.kept(test.cut(budget))
+        tuned = test.kept(each.tune.cut(budget))
+        recall = test.recall(budget)
         rows.append(
             BudgetRow(
                 dataset=dataset,
                 budget=budget,
                 rule=name,
                 kind=each.rule.kind,
-                recall_tune=float(each.recall("tune", tune.gain, budget).mean()),
+                pool=each.rule.pool,
+                recall_tune=float(each.tune.recall(budget).mean()),
                 recall=float(recall.mean()),
-                precision=float((kept * gold).sum() / kept.sum()),
+                precision=float((kept * test.gold).sum() / kept.sum()),
                 over_fixed_k=paired_difference(recall, fixed, seed),
                 default_over=paired_difference(default, recall, seed),
                 tuned_cut_kept=float(tuned.sum(axis=1).mean()),
@@ -212,18 +243,12 @@ def best_control(rows: Sequence[BudgetRow]) -> BudgetRow:
 def _verdict(
     dataset: str,
     decided: Mapping[str, Decided],
-    tune: JudgedPools,
-    test: JudgedPools,
     budget: float,
     rows: Sequence[BudgetRow],
     seed: int,
 ) -> Verdict:
     control = best_control(rows)
-
-    def difference(part: str, pools: JudgedPools) -> Difference:
-        ours = decided["default"].recall(part, pools.gain, budget)
-        return paired_difference(ours, decided[control.rule].recall(part, pools.gain, budget), seed)
-
+    ours, theirs = decided["default"], decided[control.rule]
     default = next(row for row in rows if row.rule == "default")
     return Verdict(
         dataset=dataset,
@@ -231,32 +256,29 @@ def _verdict(
         control=control.rule,
         default=default.recall,
         best_control=control.recall,
-        difference=difference("test", test),
-        difference_tune=difference("tune", tune),
+        difference=paired_difference(ours.test.recall(budget), theirs.test.recall(budget), seed),
+        difference_tune=paired_difference(
+            ours.tune.recall(budget), theirs.tune.recall(budget), seed
+        ),
     )
 
 
-def own_row(
-    dataset: str,
-    each: Decided,
-    decided: Mapping[str, Decided],
-    test: JudgedPools,
-    seed: int,
-) -> OwnRow:
+def own_row(dataset: str, each: Decided, decided: Mapping[str, Decided], seed: int) -> OwnRow:
     """A rule at the number that it keeps by itself, with fixed k and the default at that number."""
-    assert each.test.keep is not None
-    keep = each.test.keep.numpy()
-    recall = (keep * test.gain).sum(axis=1)
-    count = keep.sum(axis=1)
-    precision = (keep * test.gold.numpy()).sum(axis=1) / np.maximum(count, 1)
+    test = each.test
+    assert test.keep is not None
+    recall = (test.keep * test.gain).sum(axis=1)
+    count = test.keep.sum(axis=1)
+    precision = (test.keep * test.gold).sum(axis=1) / np.maximum(count, 1)
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
     budget = float(count.mean())
-    fixed = decided[FIXED_K].recall("test", test.gain, budget)
-    default = decided["default"].recall("test", test.gain, budget)
+    fixed = decided[FIXED_K].test.recall(budget)
+    default = decided["default"].test.recall(budget)
     return OwnRow(
         dataset=dataset,
         rule=each.rule.name,
         kind=each.rule.kind,
+        pool=each.rule.pool,
         kept=budget,
         recall=float(recall.mean()),
         precision=float(precision.mean()),
@@ -269,6 +291,6 @@ def own_row(
     )
 
 
-def curve(each: Decided, test: JudgedPools, points: Sequence[float]) -> list[tuple[float, float]]:
+def curve(each: Decided, points: Sequence[float]) -> list[tuple[float, float]]:
     """(mean kept, gold recall) of a rule with a knob."""
-    return [(k, float(each.recall("test", test.gain, k).mean())) for k in points]
+    return [(k, float(each.test.recall(k).mean())) for k in points]

@@ -39,8 +39,8 @@ def overall(
     """
     rows = []
     for budget in BUDGETS:
-        if any(budget >= each.test.size for each in comparisons):
-            continue
+        if not all(any(row.budget == budget for row in each.rows) for each in comparisons):
+            continue  # pools of some dataset are too small
         control = best_control_overall(comparisons, budget)
         for theirs in dict.fromkeys([control, *REFERENCES]):
             for part in _PARTS:
@@ -61,9 +61,7 @@ def best_control_overall(comparisons: Sequence[Comparison], budget: float) -> st
     """The control with the highest mean recall over the tuning parts."""
 
     def recall(name: str) -> float:
-        found = [
-            each.decided[name].recall("tune", each.tune.gain, budget).mean() for each in comparisons
-        ]
+        found = [each.decided[name].tune.recall(budget).mean() for each in comparisons]
         return float(np.mean(found))
 
     decided = comparisons[0].decided
@@ -81,19 +79,19 @@ def _row(
 
 
 def _gap(each: Comparison, ours: str, theirs: str, part: Part, budget: float) -> np.ndarray:
-    gain = each.tune.gain if part == "tune" else each.test.gain
-    return each.decided[ours].recall(part, gain, budget) - each.decided[theirs].recall(
-        part, gain, budget
-    )
+    a, b = each.decided[ours], each.decided[theirs]
+    if part == "tune":
+        return a.tune.recall(budget) - b.tune.recall(budget)
+    return a.test.recall(budget) - b.test.recall(budget)
 
 
 def _own_gap(each: Comparison, name: str) -> np.ndarray:
     """A rule on its own terms minus the best k by cosine at the same mean number."""
-    keep = each.decided[name].test.keep
-    assert keep is not None  # filters decide by themselves
-    recall: np.ndarray = (keep.numpy() * each.test.gain).sum(axis=1)
-    budget = float(keep.sum(dim=1).double().mean())
-    return recall - each.decided[FIXED_K].recall("test", each.test.gain, budget)
+    side = each.decided[name].test
+    assert side.keep is not None  # filters decide by themselves
+    recall: np.ndarray = (side.keep * side.gain).sum(axis=1)
+    budget = float(side.keep.sum(axis=1).mean())
+    return recall - each.decided[FIXED_K].test.recall(budget)
 
 
 def _system_pairs(names: list[str]) -> list[tuple[str, str]]:

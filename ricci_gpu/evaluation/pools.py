@@ -92,7 +92,16 @@ class JudgedPools:
         return (self.token_mass[..., None] * maxima).sum(dim=1)
 
     def top(self, size: int) -> "JudgedPools":
-        """The pools cut to their best ``size``."""
+        """The pools cut to their best ``size``.
+
+        Raises:
+            InputError: they hold fewer.
+        """
+        if size > self.size:
+            raise InputError(
+                f"pools of {self.size} candidates cannot be cut to {size}. Retrieve more, or lower "
+                "`retrieve.k`."
+            )
         return self.columns(torch.arange(size).expand(len(self), size))
 
     def without_gold(self, size: int) -> "JudgedPools":
@@ -143,7 +152,9 @@ class JudgedPools:
         spans = [slice(int(offsets[place]), int(offsets[place + 1])) for place in places]
         tokens = replace(
             batch.tokens,
-            query_tokens=torch.cat([batch.tokens.query_tokens[span] for span in spans]),
+            query_tokens=torch.cat(
+                [batch.tokens.query_tokens[:0], *(batch.tokens.query_tokens[s] for s in spans)]
+            ),
             query_offsets=torch.tensor([0, *(s.stop - s.start for s in spans)]).cumsum(0),
             document_of=batch.tokens.document_of[row],
         )

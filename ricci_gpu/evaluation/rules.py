@@ -15,7 +15,7 @@ kind           what it reads
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -53,30 +53,54 @@ class Decision:
 
 @dataclass(frozen=True)
 class Rule:
-    """A named filter or control."""
+    """A named filter or control.
+
+    Args:
+        pool: candidates that it reads.
+    """
 
     name: str
     kind: Kind
     decide: Callable[[JudgedPools], Decision]
+    pool: int
 
 
-def catalogue(config: Config, seed: int = 0) -> list[Rule]:
-    """Every rule that is compared: the configured filter, both Ricci filters, all controls."""
-    return [*filters(config), *score_rules(), *structure_rules(), random_rule(seed)]
+def catalogue(config: Config, pool: int, deep: int, seed: int = 0) -> list[Rule]:
+    """Every rule that is compared.
+
+    ``default`` is the configured filter on pools of the configured size. All others read pools of
+    ``pool``; token filters and score rules also read pools of ``deep``, and say so in their name.
+    """
+    rules = [default_rule(config), *published_rules(pool), *score_rules(pool)]
+    rules += [*structure_rules(pool), random_rule(pool, seed)]
+    sizes = dict.fromkeys([pool, deep])
+    rules += [
+        filter_rule(f"default filter, pool {size}", config.filter, size)
+        for size in sizes
+        if size != config.retrieve.k
+    ]
+    if deep != pool:
+        rules += [replace(rule, name=f"{rule.name}, pool {deep}") for rule in score_rules(deep)]
+    return rules
 
 
-def filters(config: Config) -> list[Rule]:
-    """The filter of the configuration, and the published one under both edge rules."""
+def default_rule(config: Config) -> Rule:
+    """The configured filter on pools of the configured size."""
+    return filter_rule("default", config.filter, config.retrieve.k)
+
+
+def published_rules(pool: int) -> list[Rule]:
+    """The published filter under both edge rules."""
     published = Config.load("ricci_filtration").filter
     assert isinstance(published, RicciFilter)
-    rules = {"default": config.filter, "ricci ge": published}
-    rules["ricci le"] = FILTERS.build("ricci", {"rule": "le"})
-    return [filter_rule(name, filter_) for name, filter_ in rules.items()]
+    return [
+        filter_rule(f"ricci {rule}", replace(published, rule=rule), pool) for rule in ("ge", "le")
+    ]
 
 
-def filter_rule(name: str, filter_: Filter) -> Rule:
+def filter_rule(name: str, filter_: Filter, pool: int) -> Rule:
     """A filter of the product as a rule; its cut is the knob."""
-    return Rule(name, "filter", partial(_run, filter_))
+    return Rule(name, "filter", partial(_run, filter_), pool)
 
 
 def _run(filter_: Filter, pools: JudgedPools) -> Decision:
@@ -87,7 +111,7 @@ def _run(filter_: Filter, pools: JudgedPools) -> Decision:
     return Decision(torch.where(torch.isnan(value), -torch.inf, value), result.keep)
 
 
-def score_rules() -> list[Rule]:
+def score_rules(pool: int) -> list[Rule]:
     """Every score under every cut."""
     scores: dict[str, Callable[[JudgedPools], Tensor]] = {
         "cosine": lambda pools: pools.cosine,
@@ -95,12 +119,14 @@ def score_rules() -> list[Rule]:
         "MaxSim idf": lambda pools: pools.maxsim_idf,
     }
     rules = [
-        Rule(f"{cut} {name}", "score", partial(_cut, score, transform))
+        Rule(f"{cut} {name}", "score", partial(_cut, score, transform), pool)
         for name, score in scores.items()
         for cut, transform in CUTS.items()
     ]
     rules += [
-        Rule(f"{cut} cosine + {weight:g} MaxSim idf", "score", partial(_cut, score, transform))
+        Rule(
+            f"{cut} cosine + {weight:g} MaxSim idf", "score", partial(_cut, score, transform), pool
+        )
         for weight in FUSION_WEIGHTS
         for score in [partial(fused, weight=weight)]
         for cut, transform in CUTS.items()
@@ -111,6 +137,7 @@ def score_rules() -> list[Rule]:
             f"{name.replace('_', ' ')} {on}",
             "score",
             partial(_keep, FILTERS.build(name, {"on": of})),
+            pool,
         )
         for name in KNOBLESS_SCORE_FILTERS
         for on, of in (("cosine", "prior"), ("MaxSim", "maxsim"))
@@ -160,7 +187,7 @@ def _keep(filter_: Filter, pools: JudgedPools) -> Decision:
     return Decision(keep=pools.run(filter_).keep)
 
 
-def structure_rules() -> list[Rule]:
+def structure_rules(pool: int) -> list[Rule]:
     """Statistics of the pool graph, and clusterings of the pool."""
     statistics = {
         "connected component": structure.component_rank,
@@ -169,11 +196,11 @@ def structure_rules() -> list[Rule]:
         "PageRank mass": structure.pagerank_mass,
     }
     rules = [
-        Rule(name, "structure", partial(_graph, statistic))
+        Rule(name, "structure", partial(_graph, statistic), pool)
         for name, statistic in statistics.items()
     ]
     rules += [
-        Rule(name, "structure", partial(_clustered, cluster))
+        Rule(name, "structure", partial(_clustered, cluster), pool)
         for name, cluster in CLUSTERINGS.items()
     ]
     return rules
@@ -194,9 +221,9 @@ def _clustered(cluster: Callable[[np.ndarray], np.ndarray], pools: JudgedPools) 
     return Decision(keep=query_cluster(pools.batch.node_emb, cluster))
 
 
-def random_rule(seed: int) -> Rule:
+def random_rule(pool: int, seed: int) -> Rule:
     """Candidates by lot."""
-    return Rule("random", "floor", partial(_lots, seed))
+    return Rule("random", "floor", partial(_lots, seed), pool)
 
 
 def _lots(seed: int, pools: JudgedPools) -> Decision:

@@ -1,6 +1,6 @@
 """One evaluation from start to end: pools, the four tables and the ladder, for every dataset."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ import numpy as np
 from ricci_gpu.config import Config
 from ricci_gpu.corpus.judged import JudgedQueries
 from ricci_gpu.corpus.store import CorpusStore
+from ricci_gpu.errors import InputError
 from ricci_gpu.evaluation import null_queries
 from ricci_gpu.evaluation.answers import Generator, accepted_answers, answer_questions
 from ricci_gpu.evaluation.conditions import conditions
 from ricci_gpu.evaluation.datasets import Dataset, open_store
-from ricci_gpu.evaluation.first_stage import Bm25, SparseStage, SpladeStage
+from ricci_gpu.evaluation.first_stage import Bm25, SparseModel, SparseStage, SpladeStage
 from ricci_gpu.evaluation.ladder import Ladder, Signal, untrained_signals
 from ricci_gpu.evaluation.latency import latency
 from ricci_gpu.evaluation.matched_budget import Comparison, compare, curve
@@ -29,15 +30,22 @@ from ricci_gpu.evaluation.pools import (
 )
 from ricci_gpu.evaluation.rerankers import PairReranker, PoolScorer, maxsim_order
 from ricci_gpu.evaluation.results import rows_of
-from ricci_gpu.evaluation.rules import FIXED_K, catalogue, filters
+from ricci_gpu.evaluation.rules import FIXED_K, catalogue, default_rule
 from ricci_gpu.evaluation.trained import PairModel, head_signals, pair_signals
-from ricci_gpu.evaluation.variants import Attempts, variants
+from ricci_gpu.evaluation.variants import DENSE, HYBRID, Attempts, Variant, hybrid_pools, variants
 from ricci_gpu.models.late_interaction import LateInteraction
-from ricci_gpu.models.splade import Splade
 from ricci_gpu.shapes import Tensor
 from ricci_gpu.stages.token_filter import TokenTransportFilter
 
-PLOTTED = ("default", "ricci ge", "ricci le", FIXED_K, "fixed k or fraction MaxSim", "random")
+PLOTTED = (
+    "default",
+    "default filter, pool 50",
+    "ricci ge",
+    "ricci le",
+    FIXED_K,
+    "fixed k or fraction MaxSim",
+    "random",
+)
 PLOTTED_NULLS = ("default", "max_cosine", "cosine_gap", "maxsim_contrast", "ricci_ge_dropped")
 ABLATED = ("percentile", "p", "iterations", "pool")
 PRESET = {"percentile": 50.0, "p": 2.0, "iterations": 20.0}
@@ -50,6 +58,7 @@ class Sizes:
 
     Args:
         pool: candidates of every filter.
+        second_pool: a larger one, for filters and rules that are cheap enough.
         deep: candidates retrieved, from which null pools are filled up.
         pool_sizes: of the ablation.
         ablated: queries of the ablations, at most; a pool of 50 takes 0.3 s per query.
@@ -60,7 +69,8 @@ class Sizes:
     """
 
     pool: int = 20
-    deep: int = 50
+    second_pool: int = 50
+    deep: int = 100
     pool_sizes: Sequence[int] = (10, 20, 50)
     ablated: int = 100
     impossible: int = 400
@@ -90,7 +100,7 @@ class Evaluation:
     seed: int = 0
     pair_models: Sequence[PairModel] = ()
     head: LateInteraction | None = None
-    splade: Splade | None = None
+    splade: SparseModel | None = None
     generator: Generator | None = None
     generator_name: str = "none: no answers were written"
     absent: list[str] = field(default_factory=list)
@@ -114,9 +124,7 @@ class Evaluation:
         comparisons = [compared for compared, _ in done]
         document["overall"] = rows_of(overall(comparisons, [ndcg for _, ndcg in done], self.seed))
         document["variants"] = rows_of(attempts.rows())
-        document["facts"]["queries"] = "; ".join(
-            f"{each.dataset} {len(each.test)} (tuned on {len(each.tune)})" for each in comparisons
-        )
+        document["facts"]["queries"] = "; ".join(document["facts"]["queries"])
         document["ablation_curves"] = ablation_curves(document["ablations"])
         return document
 
@@ -127,6 +135,7 @@ class Evaluation:
             "rerankers": ["MaxSim", *(model.name for model in self.pair_models)],
             "default": f"{self.config.filter.name} {self.config.to_tree()['filter']}",
             "seed": self.seed,
+            "queries": [],
             "generator": self.generator_name,
             "conditions": conditions(),
         }
@@ -139,16 +148,26 @@ class Evaluation:
         store = open_store(dataset, self.passages, self.cache)
         idf = CorpusIdf(store, self.passages)
         fit, tune, test = (dataset.part(part) for part in ("fit", "tune", "test"))
+        if not test.queries or not (fit.queries or tune.queries):
+            raise InputError(
+                f"dataset `{name}` needs judged queries to choose settings on and others to report "
+                f"on; it has {len(fit.queries) + len(tune.queries)} and {len(test.queries)}. See "
+                "`ricci_gpu.corpus.judged` for how the parts are made."
+            )
         self.report(f"{name}: pools")
-        deep = min(sizes.deep, len(store.passages))
-        pools = dense_pools(store, encode_queries(test, self.queries, idf), deep)
-        tuning = dense_pools(store, encode_queries(joined(fit, tune), self.queries, idf), deep)
-        top = pools.top(sizes.pool)
+        deep = min(max(sizes.deep, self.config.retrieve.k), len(store.passages))
+        chosen_on = joined(fit, tune)
+        asked = encode_queries(test, self.queries, idf)
+        asked_tuning = encode_queries(chosen_on, self.queries, idf)
+        pools = dense_pools(store, asked, deep)
+        tuning = dense_pools(store, asked_tuning, deep)
+        said = f"{name} {len(pools)} (tuned on {len(tuning)})"
+        document["facts"]["queries"].append(said)
 
         self.report(f"{name}: matched budget")
-        compared = compare(
-            name, catalogue(self.config, seed), tuning.top(sizes.pool), top, seed=seed
-        )
+        second = min(sizes.second_pool, deep)
+        rules = catalogue(self.config, sizes.pool, second, seed)
+        compared = compare(name, rules, tuning, pools, seed)
         document["verdicts"] += rows_of(compared.verdicts)
         document["matched_budget"] += rows_of(compared.rows)
         document["own_terms"] += rows_of(compared.own)
@@ -158,19 +177,21 @@ class Evaluation:
         self.report(f"{name}: null queries")
         self._nulls(dataset, store, pools, idf, document)
 
+        bm25 = Bm25(store)
         if sizes.variants:
             self.report(f"{name}: variants")
             base = self._token_filter()
-            tried = variants(base, store, self.head)
+            tried = variants(base, store, self.head, sizes.pool, second)
             unseen = slice(len(fit.queries), None)
             parts = {
-                "tune": (tuning, joined(fit, tune).qrels),
-                "test": (pools, test.qrels),
+                "tune": {DENSE: tuning, HYBRID: hybrid_pools(store, bm25, asked_tuning, second)},
+                "test": {DENSE: pools, HYBRID: hybrid_pools(store, bm25, asked, second)},
             }
-            attempts.add(tried, default_statistic(self.config), parts, sizes.pool, unseen)
+            judgements = chosen_on.qrels | test.qrels
+            attempts.add(tried, default_variant(self.config), parts, judgements, unseen)
 
         self.report(f"{name}: ladder")
-        sparse: list[SparseStage] = [Bm25(store)]
+        sparse: list[SparseStage] = [bm25]
         if self.splade is not None:
             sparse.append(SpladeStage(self.splade, store, self.cache))
         ladder = Ladder(
@@ -182,10 +203,14 @@ class Evaluation:
             test,
             seed,
         )
-        document["ladder"] += rows_of(ladder.climb(sparse, self._signals(store)))
+        rerankers = {
+            model.name: PairReranker(model.name, model.score, store) for model in self.pair_models
+        }
+        signals = self._signals(store, rerankers)
+        document["ladder"] += rows_of(ladder.climb(sparse, signals))
 
         self.report(f"{name}: protocol")
-        ndcg = self._protocol(name, dataset.folder, store, pools, test, document)
+        ndcg = self._protocol(name, dataset.folder, store, pools, test, rerankers, document)
         return compared, ndcg
 
     def _token_filter(self) -> TokenTransportFilter:
@@ -193,11 +218,11 @@ class Evaluation:
         filter_ = self.config.filter
         return filter_ if isinstance(filter_, TokenTransportFilter) else TokenTransportFilter()
 
-    def _signals(self, store: CorpusStore) -> list[Signal]:
+    def _signals(self, store: CorpusStore, rerankers: Mapping[str, PairReranker]) -> list[Signal]:
         signals = untrained_signals(self._token_filter())
         if self.head is not None:
             signals += head_signals(self.head, store)
-        return signals + pair_signals(self.pair_models, store)
+        return signals + pair_signals(self.pair_models, rerankers)
 
     @staticmethod
     def _accepted(folder: Path, test: JudgedQueries) -> dict[str, list[str]]:
@@ -237,6 +262,7 @@ class Evaluation:
         store: CorpusStore,
         pools: JudgedPools,
         test: JudgedQueries,
+        rerankers: Mapping[str, PairReranker],
         document: dict[str, Any],
     ) -> dict[str, np.ndarray]:
         sizes, seed = self.sizes, self.seed
@@ -245,11 +271,11 @@ class Evaluation:
         sampled: dict[str, PoolScorer] = {}
         sample = len(top)
         for model in self.pair_models:
-            reranker = PairReranker(model.name, model.score, store)
             if model.sample is None:
-                everywhere[model.name] = reranker
+                everywhere[model.name] = rerankers[model.name]
             else:
-                sampled[model.name], sample = reranker, min(model.sample, sample)
+                sampled[model.name] = rerankers[model.name]
+                sample = min(model.sample, sample)
         rows, ndcg = protocol(name, store, top, test.qrels, systems(self.config, everywhere), seed)
         if sampled:
             few = top.some(range(sample))
@@ -282,16 +308,16 @@ class Evaluation:
         return ndcg
 
 
-def default_statistic(config: Config) -> Callable[[JudgedPools], Tensor]:
-    """The number that the configured filter cuts."""
-    [rule] = [each for each in filters(config) if each.name == "default"]
+def default_variant(config: Config) -> Variant:
+    """The configured filter on pools of the configured size."""
+    rule = default_rule(config)
 
     def statistic(pools: JudgedPools) -> Tensor:
         found = rule.decide(pools).statistic
         assert found is not None  # filters have one
         return found
 
-    return statistic
+    return Variant(rule.name, statistic, rule.pool)
 
 
 def joined(fit: JudgedQueries, tune: JudgedQueries) -> JudgedQueries:
@@ -312,19 +338,24 @@ def _unremembered(model: PairModel, store: CorpusStore) -> PoolScorer:
 
 def recall_curves(compared: Comparison) -> dict[str, list[tuple[float, float]]]:
     """(mean kept, recall) of the filters and of the controls worth a line."""
-    points = [float(k) for k in range(1, compared.test.size + 1)]
+    least = min(each.rule.pool for each in compared.decided.values())
+    points = [float(k) for k in range(1, least + 1)]
     best = [verdict.control for verdict in compared.verdicts]
-    names = dict.fromkeys([*PLOTTED, *best])
-    return {name: curve(compared.decided[name], compared.test, points) for name in names}
+    names = [each for each in dict.fromkeys([*PLOTTED, *best]) if each in compared.decided]
+    return {name: curve(compared.decided[name], points) for name in names}
 
 
 def kept_counts(compared: Comparison) -> dict[str, list[float]]:
-    """Share of queries with 0, 1, 2, ... kept, for the filters on their own terms."""
+    """Share of queries with 0, 1, 2, ... kept, for the filters on their own terms.
+
+    Up to the smallest pool; a filter that reads more may keep more, which is not drawn.
+    """
+    least = min(each.rule.pool for each in compared.decided.values())
     counts = {}
     for name, each in compared.decided.items():
         if each.rule.kind == "filter" and each.test.keep is not None:
-            kept = each.test.keep.sum(dim=1).numpy()
-            share = np.bincount(kept, minlength=compared.test.size + 1) / len(kept)
+            kept = each.test.keep.sum(axis=1)
+            share = np.bincount(kept, minlength=least + 1)[: least + 1] / len(kept)
             counts[name] = share.tolist()
     return counts
 

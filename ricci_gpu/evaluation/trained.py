@@ -1,6 +1,6 @@
 """Signals from models with trained weights: a late-interaction head, and pair models."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,10 +33,12 @@ class PairModel:
     trained: bool = False
 
 
-def pair_signals(models: Sequence[PairModel], store: CorpusStore) -> list[Signal]:
+def pair_signals(
+    models: Sequence[PairModel], rerankers: Mapping[str, PairReranker]
+) -> list[Signal]:
     """Steps of the ladder from pair models that may be asked about every query."""
     return [
-        Signal(model.name, PairReranker(model.name, model.score, store), PAIR_DEPTH, model.trained)
+        Signal(model.name, rerankers[model.name], PAIR_DEPTH, model.trained)
         for model in models
         if model.sample is None
     ]

@@ -14,9 +14,10 @@ import torch
 
 from ricci_gpu.corpus.store import CorpusStore
 from ricci_gpu.evaluation.bootstrap import Difference, mean_difference
+from ricci_gpu.evaluation.first_stage import Bm25, best, finite, z_fusion
 from ricci_gpu.evaluation.matched_budget import BUDGETS, cut_at
 from ricci_gpu.evaluation.metrics import Judgements, per_query
-from ricci_gpu.evaluation.pools import JudgedPools
+from ricci_gpu.evaluation.pools import EncodedQueries, JudgedPools, pools_of_rows
 from ricci_gpu.evaluation.rules import standardised
 from ricci_gpu.evaluation.token_graph import (
     mean_profile_distance,
@@ -31,6 +32,7 @@ from ricci_gpu.shapes import Float, Tensor
 from ricci_gpu.stages.token_filter import TokenTransportFilter
 
 NDCG = "nDCG@10"
+DENSE, HYBRID = "dense", "hybrid"
 NULL_RECALL = "recall at 3, half of the pools null"
 Statistic = Callable[[JudgedPools], Tensor]
 
@@ -40,13 +42,15 @@ class Variant:
     """A statistic of candidates, larger is rather kept and comes first.
 
     Args:
-        deep: it reads the deep pools, from which the same number is kept.
+        pool: candidates that it reads.
+        source: ``dense`` pools, or ``hybrid`` ones of dense retrieval and BM25 together.
         trained: its weights were trained here, on the part ``fit``.
     """
 
     name: str
     statistic: Statistic
-    deep: bool = False
+    pool: int
+    source: str = DENSE
     trained: bool = False
 
 
@@ -62,38 +66,35 @@ class VariantRow:
 
 
 def variants(
-    base: TokenTransportFilter, store: CorpusStore, head: LateInteraction | None
+    base: TokenTransportFilter,
+    store: CorpusStore,
+    head: LateInteraction | None,
+    pool: int,
+    deep: int,
 ) -> list[Variant]:
     """All attempts."""
-    idf = partial(mass_share, base, weighted=True)
-    found = [
-        Variant("idf token masses", idf),
-        Variant("steps until the mass settles", partial(settled_share, base)),
-        Variant("deep pool", partial(mass_share, base), deep=True),
-        Variant("cosine", _cosine),
-        Variant("MaxSim", _maxsim),
-        Variant("MaxSim idf", _maxsim_idf),
-        Variant("MaxSim idf, deep pool", _maxsim_idf, deep=True),
-    ]
+    mass, idf = partial(mass_share, base), partial(mass_share, base, weighted=True)
+    here: dict[str, Statistic] = {
+        "idf token masses": idf,
+        "steps until the mass settles": partial(settled_share, base),
+        "cosine": _cosine,
+        "MaxSim": _maxsim,
+        "MaxSim idf": _maxsim_idf,
+    }
     for alike in (0.95, 0.9, 0.8):
-        name = f"near-duplicates grouped at {alike:g}"
-        found.append(Variant(name, partial(grouped_share, base, alike)))
+        here[f"near-duplicates grouped at {alike:g}"] = partial(grouped_share, base, alike)
     for scale in (0.5, 1.0, 2.0):
-        found.append(Variant(f"T = {scale:g} x spread", partial(spread_share, base, scale)))
+        here[f"T = {scale:g} x spread"] = partial(spread_share, base, scale)
     for temperature in (0.1, 0.15, 0.2, 0.3):
         for steps in (1, 2, 5, 10):
             if (temperature, steps) != (base.temperature, base.steps):
                 changed = replace(base, temperature=temperature, steps=steps)
-                name = f"T = {temperature:g}, {steps} steps"
-                found.append(Variant(name, partial(mass_share, changed)))
-    mass = partial(mass_share, base)
+                here[f"T = {temperature:g}, {steps} steps"] = partial(mass_share, changed)
     for weight in (0.5, 1.0, 2.0):
-        found += [
-            Variant(f"mass + {weight:g} MaxSim idf", partial(fusion, mass, weight, _maxsim_idf)),
-            Variant(f"idf mass + {weight:g} MaxSim idf", partial(fusion, idf, weight, _maxsim_idf)),
-            Variant(f"mass + {weight:g} cosine", partial(fusion, mass, weight, _cosine)),
-            Variant(f"mass and {weight:g} abstention", partial(with_abstention, base, weight)),
-        ]
+        here[f"mass + {weight:g} MaxSim idf"] = partial(fusion, mass, weight, _maxsim_idf)
+        here[f"idf mass + {weight:g} MaxSim idf"] = partial(fusion, idf, weight, _maxsim_idf)
+        here[f"mass + {weight:g} cosine"] = partial(fusion, mass, weight, _cosine)
+        here[f"mass and {weight:g} abstention"] = partial(with_abstention, base, weight)
     signals: dict[str, Statistic] = {
         "token curvature": _curvature,
         "W1 to the query's tokens": _nearness,
@@ -101,10 +102,21 @@ def variants(
         "total variation to them (control)": _likeness,
     }
     for name, signal in signals.items():
-        for weight in (0.25, 0.5, 1.0):
-            found.append(
-                Variant(f"mass + {weight:g} {name}", partial(fusion, mass, weight, signal))
-            )
+        for weight in (-0.5, -0.25, 0.25, 0.5):
+            here[f"mass {weight:+g} {name}"] = partial(fusion, mass, weight, signal)
+    found = [Variant(name, statistic, pool) for name, statistic in here.items()]
+    found += _larger_pools(base, deep)
+    for size in (pool, deep):
+        found += [
+            Variant(f"hybrid pool {size}", mass, size, HYBRID),
+            Variant(f"hybrid pool {size}, its own order", _cosine, size, HYBRID),
+            Variant(
+                f"hybrid pool {size}, mass + 1 its score",
+                partial(fusion, mass, 1.0, _cosine),
+                size,
+                HYBRID,
+            ),
+        ]
     if head is not None:
         of_head: dict[str, Statistic] = {
             f"vectors of {head.name}": mass,
@@ -112,8 +124,32 @@ def variants(
             f"mass + 1 MaxSim idf of {head.name}": partial(fusion, mass, 1.0, _maxsim_idf),
         }
         for name, statistic in of_head.items():
-            found.append(Variant(name, partial(_projected, statistic, head, store), trained=True))
+            projected = partial(_projected, statistic, head, store)
+            found.append(Variant(name, projected, pool, trained=True))
+            found.append(Variant(f"{name}, pool {deep}", projected, deep, trained=True))
     return found
+
+
+def _larger_pools(base: TokenTransportFilter, deep: int) -> list[Variant]:
+    found = [
+        Variant(f"pool {deep}", partial(mass_share, base), deep),
+        Variant(f"pool {2 * deep}", partial(mass_share, base), 2 * deep),
+        Variant(f"idf token masses, pool {deep}", partial(mass_share, base, weighted=True), deep),
+        Variant(f"MaxSim, pool {deep}", _maxsim, deep),
+        Variant(f"MaxSim idf, pool {deep}", _maxsim_idf, deep),
+    ]
+    for temperature, steps in ((0.1, 5), (0.15, 10), (0.2, 5), (0.2, 10)):
+        changed = replace(base, temperature=temperature, steps=steps)
+        name = f"T = {temperature:g}, {steps} steps, pool {deep}"
+        found.append(Variant(name, partial(mass_share, changed), deep))
+    return found
+
+
+def hybrid_pools(store: CorpusStore, bm25: Bm25, queries: EncodedQueries, size: int) -> JudgedPools:
+    """The best ``size`` by the sum of z-scored cosine and BM25; their score stands as prior."""
+    dense = queries.vectors @ store.vectors.T
+    score, rows = best(z_fusion([(1.0, dense), (1.0, bm25.scores(queries.texts))]), size)
+    return pools_of_rows(store, queries, rows, finite(score).float())
 
 
 def mass_share(
@@ -254,30 +290,29 @@ class Attempts:
     def add(
         self,
         tried: Sequence[Variant],
-        default: Statistic,
-        parts: Mapping[str, tuple[JudgedPools, Judgements]],
-        size: int,
+        default: Variant,
+        parts: Mapping[str, Mapping[str, JudgedPools]],
+        judgements: Judgements,
         unseen: slice,
     ) -> None:
         """One dataset.
 
         Args:
-            parts: deep pools with their judgements, of ``tune`` and ``test``.
-            size: of the pools that the default reads.
+            parts: pools of ``tune`` and ``test`` by their source; variants that want larger ones
+                than there are, are left out.
             unseen: queries of the tuning part that no weights were trained on.
         """
-        for part, (deep, judgements) in parts.items():
-            top = deep.top(size)
-            null = deep.without_gold(size)
-            ours = figures(default, top, null, judgements)
+        for part, pools in parts.items():
+            ours = figures(default, pools[default.source], judgements)
             for variant in tried:
-                pools = deep if variant.deep else top
-                theirs = figures(variant.statistic, pools, null, judgements)
+                if variant.pool > pools[variant.source].size:
+                    continue
+                theirs = figures(variant, pools[variant.source], judgements)
                 rows = unseen if variant.trained and part == "tune" else slice(None)
-                for measure, values in theirs.items():
+                for measure in [name for name in ours if name in theirs]:
                     key = (variant.name, measure)
                     gathered = self._parts.setdefault(key, {"tune": [], "test": []})
-                    gathered[part].append((values - ours[measure])[rows])
+                    gathered[part].append((theirs[measure] - ours[measure])[rows])
 
     def rows(self) -> list[VariantRow]:
         """A row per variant and measure."""
@@ -292,11 +327,13 @@ class Attempts:
         return found
 
 
-def figures(
-    statistic: Statistic, pools: JudgedPools, null: JudgedPools, judgements: Judgements
-) -> dict[str, np.ndarray]:
-    """Per query: recall at every budget, nDCG@10, and recall where null pools share the budget."""
-    values = statistic(pools).double()
+def figures(variant: Variant, deep: JudgedPools, judgements: Judgements) -> dict[str, np.ndarray]:
+    """Per query: recall at every budget, nDCG@10, and recall where null pools share the budget.
+
+    The last only where the deep pools hold enough to fill up null pools.
+    """
+    pools = deep.top(variant.pool)
+    values = variant.statistic(pools).double()
     array = values.numpy()
     found = {
         f"recall at {budget:g}": (cut_at(array, budget).kept(array) * pools.gain).sum(axis=1)
@@ -305,14 +342,15 @@ def figures(
     order = descending_order(values, torch.ones_like(values, dtype=torch.bool))
     rows = pools.rows.gather(1, order)
     runs = {
-        q.id: [str(r) for r in row] for q, row in zip(pools.queries, rows.tolist(), strict=True)
+        query.id: [str(row) for row in ordered]
+        for query, ordered in zip(pools.queries, rows.tolist(), strict=True)
     }
     found[NDCG] = per_query(runs, by_row(pools, judgements), [NDCG])[NDCG]
-    if pools.size != null.size:
-        return found  # a deep pool has no null pool of its size
-    both = np.concatenate([array, statistic(null).double().numpy()])
-    kept = cut_at(both, 3.0).kept(both)[: len(array)]
-    found[NULL_RECALL] = (kept * pools.gain).sum(axis=1)
+    if variant.pool + int(deep.gold.sum(dim=1).max()) <= deep.size:
+        null = variant.statistic(deep.without_gold(variant.pool)).double().numpy()
+        both = np.concatenate([array, null])
+        kept = cut_at(both, 3.0).kept(both)[: len(array)]
+        found[NULL_RECALL] = (kept * pools.gain).sum(axis=1)
     return found
 
 

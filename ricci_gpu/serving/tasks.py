@@ -10,7 +10,7 @@ from ricci_gpu.output import Ranking
 from ricci_gpu.stages.ricci_filter import RicciFilter
 
 CHARS_PER_TOKEN = 4  # of English, roughly; only for the size of batches
-FLOW_TOKENS = 3.5e-5  # per step and fourth power of the pool; from the figures of the flow on one core
+FLOW_TOKENS = 3.5e-5  # per step and fourth power of the pool; from figures on one core
 LONGEST_READ = 512  # tokens of a text that a usual encoder reads
 
 

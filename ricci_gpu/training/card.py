@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from ricci_gpu.training.collection import Collection
 from ricci_gpu.training.fit import Fitted
-from ricci_gpu.training.gains import Gain
+from ricci_gpu.training.gains import RAW, TRAINED, Gain
 from ricci_gpu.training.settings import RunSettings
 
 LICENCES = {
@@ -29,7 +29,6 @@ def model_card(
     fitted: Fitted,
     gains: Sequence[Gain],
     baseline: str,
-    trained: str,
 ) -> str:
     """The card as Markdown; its picture is ``curve.svg`` beside it.
 
@@ -44,7 +43,7 @@ def model_card(
         f"```python\n{use}\n```",
         "## Trained on",
         _data_table(collections),
-        "Only questions of the part `fit` of each set; settings were looked at on the dev part, a "
+        "Only questions of the part `fit` of each set; settings were chosen on the dev part, a "
         "tenth of `fit` by its passages. Hard negatives come from the 20 passages nearest to a "
         "question, and only from passages whose id falls into `fit`.",
         *[CAVEATS[name] for name in _names(collections) if name in CAVEATS],
@@ -54,25 +53,26 @@ def model_card(
         f"{best.dev_ndcg:.4f} on the dev pools.",
         "![loss and nDCG@10 per epoch](curve.svg)",
         "## Worth",
-        f"nDCG@10 of the 20 nearest passages, reordered. Gain: {trained} less {baseline}, with its "
+        f"nDCG@10 of the 20 nearest passages, reordered. Gain: {TRAINED} less {baseline}, with its "
         "95 % paired bootstrap interval over the questions. *Unseen*: none of the question's "
-        "relevant passages was read in training either.",
-        gains_table(gains, trained),
+        "relevant passages was read in training either."
+        + (" *Untrained*: the projection that training started from." if baseline == RAW else ""),
+        gains_table(gains),
     ]
     return "\n\n".join(blocks) + "\n"
 
 
-def gains_table(gains: Sequence[Gain], trained: str) -> str:
+def gains_table(gains: Sequence[Gain]) -> str:
     """The gains as a Markdown table."""
-    others = [name for name in gains[0].ndcg if name != trained] if gains else []
-    header = ["dataset", "part", "questions", "count", *others, trained, "gain", "95 %"]
+    others = [name for name in gains[0].ndcg if name != TRAINED] if gains else []
+    header = ["dataset", "part", "questions", "count", *others, TRAINED, "gain", "95 %"]
     rows = [
         [
             each.dataset,
             each.part,
             each.questions,
             str(each.count),
-            *[f"{each.ndcg[name]:.4f}" for name in (*others, trained)],
+            *[f"{each.ndcg[name]:.4f}" for name in (*others, TRAINED)],
             f"{each.gain:+.4f}",
             f"{each.low:+.4f} to {each.high:+.4f}",
         ]

@@ -50,6 +50,7 @@ def add_commands(subparsers: Any) -> None:
     _add(cross, CrossEncoderSettings(), "retriever", help="encoder that finds the pools")
     _add(cross, CrossEncoderSettings(), "loss", choices=LOSSES, help="over lists, or pairs")
     _add(cross, CrossEncoderSettings(), "max_tokens", type=int, help="longest pair")
+    cross.add_argument("--train-embeddings", action="store_true", help="also the vectors of words")
     cross.set_defaults(run=_cross_encoder)
 
 
@@ -61,7 +62,7 @@ def _add_run(parser: argparse.ArgumentParser, defaults: RunSettings, out: Path) 
         help="datasets: folders of RICCI_GPU_DATA (default: %(default)s)",
     )
     parser.add_argument(
-        "--out", type=Path, default=out, help="folder of the run (default: %(default)s)"
+        "--out", type=Path, default=out, help="folder of the model (default: %(default)s)"
     )
     parser.add_argument(
         "--cache", type=Path, default=CACHE, help="of encoded passages (default: %(default)s)"
@@ -121,9 +122,8 @@ def _report(trained: Any) -> int:
     if trained is None:  # a further process of a training on several devices
         return 0
     from ricci_gpu.training.card import gains_table
-    from ricci_gpu.training.recipes import TRAINED
 
-    print(gains_table(trained.gains, TRAINED))
+    print(gains_table(trained.gains))
     print(f"best epoch: {trained.fitted.best}\nmodel: {trained.model}")
     document = {
         "model": str(trained.model),

@@ -101,7 +101,8 @@ class CrossEncoderRanker(nn.Module):
         return self._loss(scores, relevant)
 
     def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
-        return [{"params": list(self.parameters()), "lr": learning_rate}]
+        trained = [each for each in self.parameters() if each.requires_grad]
+        return [{"params": trained, "lr": learning_rate}]
 
 
 def load_classifier(name: str, max_tokens: int) -> tuple[Any, Any]:

@@ -24,6 +24,8 @@ from ricci_gpu.training.questions import Question, Questions
 
 PARTS: tuple[Part, ...] = ("tune", "test")
 QUESTIONS_AT_ONCE = 8
+# Orders of a pool: that of retrieval, and those by the scores of a ranker.
+DENSE, RAW, START, TRAINED = "dense", "raw tokens", "untrained", "trained"
 
 Scorer = Callable[[Any], Float[Tensor, "B W"]]
 Batches = Callable[[Collection, Encoded, Sequence[Batch]], "torch.utils.data.Dataset[Any]"]
@@ -57,10 +59,9 @@ def measure_gains(
     batches: Batches,
     scorers: Mapping[str, Scorer],
     baseline: str,
-    trained: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Gain]:
-    """The gains of ``trained`` over ``baseline``, both names of scorers or ``dense``.
+    """The gains of the scorer `TRAINED` over ``baseline``, another scorer or `DENSE`.
 
     Args:
         read_rows: for each collection, the passages that the training may have read.
@@ -76,7 +77,7 @@ def measure_gains(
                 if not chosen.any():
                     continue
                 values = {order: quality[chosen] for order, quality in each.items()}
-                difference = paired_difference(values[trained], values[baseline])
+                difference = paired_difference(values[TRAINED], values[baseline])
                 rows.append(
                     Gain(
                         collection.dataset.name,
@@ -132,7 +133,7 @@ def _part_quality(
             scores[name].append(scorer(batch).float().cpu())
     dense = torch.arange(pools.shape[1], 0, -1).expand(pools.shape).float()
     quality = {}
-    found = {"dense": dense} | {name: torch.cat(parts) for name, parts in scores.items()}
+    found = {DENSE: dense} | {name: torch.cat(parts) for name, parts in scores.items()}
     for order_name, values in found.items():
         order = descending_order(values, torch.ones_like(values, dtype=torch.bool))
         ranked = pools.gather(1, order).tolist()

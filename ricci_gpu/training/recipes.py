@@ -1,6 +1,6 @@
 """The two trainings, from datasets to a model folder with its card.
 
-The folder of a run holds ``model/``, which is all that users of the model need, beside what
+The model folder holds ``run/`` too, which users of the model do not need: what
 `ricci_gpu.training.fit` writes.
 """
 
@@ -26,7 +26,7 @@ from ricci_gpu.training.collection import Collection, open_collection
 from ricci_gpu.training.cross_encoder import CrossEncoderRanker, PairBatches, load_classifier
 from ricci_gpu.training.draws import Batch, Draws
 from ricci_gpu.training.fit import Fitted, fit
-from ricci_gpu.training.gains import Gain, Scorer, measure_gains
+from ricci_gpu.training.gains import DENSE, RAW, START, TRAINED, Gain, Scorer, measure_gains
 from ricci_gpu.training.late_interaction import (
     FrozenTexts,
     LateInteractionRanker,
@@ -40,7 +40,7 @@ from ricci_gpu.training.late_interaction import (
 from ricci_gpu.training.save import save_cross_encoder, save_multi_vector, save_projection
 from ricci_gpu.training.settings import CrossEncoderSettings, LateInteractionSettings, RunSettings
 
-RAW, TRAINED, DENSE = "raw tokens", "trained", "dense"
+RUN = "run"
 DEV_QUESTIONS = 4  # that a cross-encoder scores at once, each with its whole pool
 
 
@@ -73,7 +73,7 @@ def train_late_interaction(
     """Train a projection of token vectors, and on request their encoder.
 
     Args:
-        out: folder of the run.
+        out: folder of the model.
         cache: where encoded passages are kept.
 
     Returns:
@@ -81,13 +81,13 @@ def train_late_interaction(
     """
     ready = _prepare(settings, settings.base, cache)
     tokens = [collection.token_vectors for collection in ready.collections]
-    weight = principal_directions(tokens, settings.width)
+    start = principal_directions(tokens, settings.width)
     network = tokenizer = None
     if settings.train_encoder:
         path, purpose = find_model(settings.base).path, "training an encoder"
         tokenizer = load_tokenizer(path, purpose)
         network = load_network(path, "AutoModel", purpose, "cpu", torch.float32).train()
-    ranker = LateInteractionRanker(weight, settings.temperature, network)
+    ranker = LateInteractionRanker(start, settings.temperature, network)
 
     def batches(
         collections: Sequence[Collection],
@@ -105,19 +105,19 @@ def train_late_interaction(
         return batches(ready.collections, ready.encoded, drawn, in_batch=True)
 
     dev = batches(ready.collections, ready.encoded, ready.draws.dev(settings.batch))
-    fitted = fit(ranker, epoch, dev, settings, out, resume)
+    fitted = fit(ranker, epoch, dev, settings, out / RUN, resume)
     if not fitted.first_process:
         return None
-    model = _model_folder(out)
     weight = ranker.linear.weight.detach()
     if settings.train_encoder:
-        save_multi_vector(weight, ranker.encoder, tokenizer, settings.max_tokens, model)
+        save_multi_vector(weight, ranker.encoder, tokenizer, settings.max_tokens, out)
     else:
-        save_projection(weight, ready.encoder, model)
+        save_projection(weight, ready.encoder, out)
     scorers: dict[str, Scorer] = {TRAINED: ranker.eval().to(ready.encoder.device)}
     baseline = DENSE
     if not settings.train_encoder:
-        scorers, baseline = {RAW: _raw_maxsim, **scorers}, RAW
+        untrained = LateInteractionRanker(start, settings.temperature).to(ready.encoder.device)
+        scorers, baseline = {RAW: _raw_maxsim, START: untrained, **scorers}, RAW
     gains = _gains(
         ready, lambda each, encoded, cut: batches([each], [encoded], cut), scorers, baseline
     )
@@ -126,7 +126,7 @@ def train_late_interaction(
         "from ricci_gpu.models.late_interaction import LateInteraction\n\n"
         'model = LateInteraction.load("path/of/this/folder")'
     )
-    return _finish(title, use, ready, settings, fitted, gains, baseline, model, out)
+    return _finish(title, use, ready, settings, fitted, gains, baseline, out)
 
 
 def train_cross_encoder(
@@ -139,6 +139,7 @@ def train_cross_encoder(
     ready = _prepare(settings, settings.retriever, cache)
     torch.manual_seed(settings.seed)  # the new label starts with random weights
     network, tokenizer = load_classifier(settings.base, settings.max_tokens)
+    network.get_input_embeddings().requires_grad_(settings.train_embeddings)
     ranker = CrossEncoderRanker(network, settings.loss)
 
     def batches(collections: Sequence[Collection], cut: Sequence[Batch]) -> PairBatches:
@@ -149,11 +150,10 @@ def train_cross_encoder(
         return batches(ready.collections, drawn)
 
     dev = batches(ready.collections, ready.draws.dev(DEV_QUESTIONS))
-    fitted = fit(ranker, epoch, dev, settings, out, resume)
+    fitted = fit(ranker, epoch, dev, settings, out / RUN, resume)
     if not fitted.first_process:
         return None
-    model = _model_folder(out)
-    save_cross_encoder(network, tokenizer, settings.loss, model)
+    save_cross_encoder(network, tokenizer, settings.loss, out)
     scorers: dict[str, Scorer] = {TRAINED: ranker.eval().to(ready.encoder.device)}
     gains = _gains(ready, lambda each, _, cut: batches([each], cut), scorers, DENSE)
     title = f"Cross-encoder over {settings.base}"
@@ -161,7 +161,7 @@ def train_cross_encoder(
         "from ricci_gpu.models.cross_encoder import CrossEncoder\n\n"
         'model = CrossEncoder.load("path/of/this/folder")'
     )
-    return _finish(title, use, ready, settings, fitted, gains, DENSE, model, out)
+    return _finish(title, use, ready, settings, fitted, gains, DENSE, out)
 
 
 def _prepare(settings: RunSettings, encoder_name: str, cache: Path) -> Prepared:
@@ -181,14 +181,6 @@ def _prepare(settings: RunSettings, encoder_name: str, cache: Path) -> Prepared:
     return Prepared(encoder, collections, encoded, Draws(collections, pools))
 
 
-def _model_folder(out: Path) -> Path:
-    """A new ``model/``; one of an earlier end of the same run goes."""
-    model = out / "model"
-    shutil.rmtree(model, ignore_errors=True)
-    model.mkdir(parents=True)
-    return model
-
-
 def _gains(
     ready: Prepared,
     batches: Callable[[Collection, Encoded, Sequence[Batch]], Batches[Any]],
@@ -203,7 +195,6 @@ def _gains(
             batches,
             scorers,
             baseline,
-            TRAINED,
             progress,
         )
 
@@ -222,13 +213,12 @@ def _finish(
     fitted: Fitted,
     gains: list[Gain],
     baseline: str,
-    model: Path,
     out: Path,
 ) -> Trained:
-    card = model_card(title, use, ready.collections, settings, fitted, gains, baseline, TRAINED)
-    (model / "README.md").write_text(card, encoding="utf-8")
-    shutil.copy(out / "curve.svg", model / "curve.svg")
-    return Trained(model, fitted, gains, baseline)
+    card = model_card(title, use, ready.collections, settings, fitted, gains, baseline)
+    (out / "README.md").write_text(card, encoding="utf-8")
+    shutil.copy(out / RUN / "curve.svg", out / "curve.svg")
+    return Trained(out, fitted, gains, baseline)
 
 
 @contextmanager

@@ -86,11 +86,12 @@ def _save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
 
 def _write_weights(weights: dict[str, Tensor], path: Path) -> None:
     try:
-        from safetensors.torch import save_file
+        from safetensors.torch import save
     except ImportError as error:
         raise missing("safetensors", "saving a model", "models") from error
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.detach().contiguous() for name, value in weights.items()}, path)
+    plain = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    path.write_bytes(save(plain))  # `save_file` makes files that only their owner may read
 
 
 def _write_json(document: Any, path: Path) -> None:

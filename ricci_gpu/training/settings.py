@@ -24,11 +24,11 @@ class RunSettings:
 
     data: tuple[str, ...] = ("scifact", "hotpotqa", "squad2")
     seed: int = 0
-    epochs: int = 6
+    epochs: int = 4
     patience: int = 2
     batch: int = 16
     negatives: int = 4
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-4
     accelerator: str = "auto"
     devices: str = "auto"
     strategy: str = "auto"
@@ -62,6 +62,7 @@ class LateInteractionSettings(RunSettings):
         max_tokens: longest passage, of the trained encoder only; a frozen one reads all it can.
     """
 
+    negatives: int = 8
     base: str = "all-MiniLM-L6-v2"
     width: int = 128
     temperature: float = 0.5
@@ -86,15 +87,18 @@ class CrossEncoderSettings(RunSettings):
         retriever: the encoder whose nearest passages are the pools.
         loss: ``listwise``, a softmax over the positive and its negatives, or ``pointwise``, a
             binary cross-entropy per pair.
-        max_tokens: longest pair; the passage is cut.
+        max_tokens: longest pair; the longer side is cut.
+        train_embeddings: also the vectors of words. Few questions hold few words: those that are
+            not among them had better stay where the others are.
     """
 
-    epochs: int = 4
-    learning_rate: float = 3e-4
+    epochs: int = 8
+    learning_rate: float = 5e-4
     base: str = "splade-tiny-msmarco"
     retriever: str = "all-MiniLM-L6-v2"
     loss: Literal["listwise", "pointwise"] = "listwise"
     max_tokens: int = 256
+    train_embeddings: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,10 +41,13 @@ def test_eval_writes_its_files_and_ends_with_one_object(
     monkeypatch.setattr(
         ricci_gpu.evaluation.run,
         "Sizes",
-        lambda **given: replace(sizes(**given), pool=6, ablated=2, timed=2, pool_sizes=(6,)),
+        lambda **given: replace(
+            sizes(**given), pool=12, second_pool=12, ablated=2, timed=2, pool_sizes=(12,)
+        ),
     )
     out = tmp_path / "out"
     given = ["--data", str(data), "--cache", str(tmp_path / "cache"), "--out", str(out), "--short"]
+    given += ["--set", "retrieve.k=12"]
     assert main(["eval", *given, "--seed", "3"]) == 0
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
@@ -63,3 +66,11 @@ def test_eval_writes_its_files_and_ends_with_one_object(
 def test_no_data_is_an_error_that_says_what_to_do(no_models, tmp_path, capsys):
     assert main(["eval", "--data", str(tmp_path / "nothing")]) == 1
     assert "holds no BEIR folder" in capsys.readouterr().err
+
+
+def test_a_dataset_without_a_part_is_refused(no_models, data, tmp_path, capsys):
+    path = data / "small" / "queries.jsonl"
+    path.write_text(path.read_text().replace('"split": "test"', '"split": "train"'))
+    given = ["--data", str(data), "--cache", str(tmp_path / "cache"), "--out", str(tmp_path)]
+    assert main(["eval", *given]) == 1
+    assert "dataset `small` needs judged queries to choose" in capsys.readouterr().err

@@ -1,8 +1,18 @@
+import warnings
+import zlib
+
 import numpy as np
 import pytest
 import torch
 
-from ricci_gpu.evaluation.first_stage import Bm25, best, listed, reciprocal_ranks, z_fusion
+from ricci_gpu.evaluation.first_stage import (
+    Bm25,
+    SpladeStage,
+    best,
+    listed,
+    reciprocal_ranks,
+    z_fusion,
+)
 
 INF = float("inf")
 
@@ -37,3 +47,33 @@ def test_bm25_by_hand(store):
     assert float(row[at]) == pytest.approx(
         idf * 1 / (1 + 1.2 * (0.25 + 0.75 * length / length)), rel=1e-4
     )
+
+
+def test_splade_is_encoded_once_and_scores_by_inner_products(store, tmp_path):
+    class Counts:
+        """The weight of a word is how often it comes."""
+
+        name, vocabulary, fingerprint = "counts", 500, "counts-1"
+        calls = 0
+
+        def encode(self, texts, **options):
+            Counts.calls += 1
+            dense = torch.zeros(len(texts), 500)
+            for row, text in enumerate(texts):
+                for word in text.split():
+                    dense[row, zlib.crc32(word.encode()) % 500] += 1
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return dense.to_sparse_csr()
+
+    model = Counts()
+    stage = SpladeStage(model, store, tmp_path)
+    assert stage.name == "SPLADE counts"
+    texts = ["topic3 fact3x1", "word1 word1"]
+    scores = stage.scores(texts)
+    passages = model.encode([passage.full_text for passage in store.passages]).to_dense()
+    assert torch.allclose(scores, model.encode(texts).to_dense() @ passages.mT)
+    calls = Counts.calls
+    again = SpladeStage(model, store, tmp_path)
+    assert Counts.calls == calls
+    assert torch.equal(again.scores(texts), scores)

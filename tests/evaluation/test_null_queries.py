@@ -7,6 +7,7 @@ from sklearn.metrics import roc_auc_score
 
 from ricci_gpu.config import Config
 from ricci_gpu.corpus.judged import part_of_passage
+from ricci_gpu.errors import InputError
 from ricci_gpu.evaluation.null_queries import (
     abstention_curve,
     abstention_features,
@@ -38,6 +39,15 @@ def test_null_pools_hold_no_gold_and_are_filled_up(pools_of):
     assert not null.gold.any()
     first = pools.rows[0][~pools.gold[0]][:20]
     assert null.rows[0].tolist() == first.tolist()
+
+
+def test_pools_that_are_too_small_are_refused(pools_of):
+    with pytest.raises(InputError, match="holds too few irrelevant passages for null pools of 20"):
+        pools_of(size=20).without_gold(20)
+    with pytest.raises(InputError, match="pools of 5 candidates cannot be cut to 6"):
+        pools_of(size=5).top(6)
+    with pytest.raises(InputError, match="pools of 500 need a corpus of at least as many"):
+        pools_of(size=500)
 
 
 def test_gold_removed(pools_of):

@@ -45,11 +45,11 @@ def document(data, words, tmp_path):
         return [float(len(set(a.split()) & set(b.split()))) for a, b in pairs]
 
     evaluation = Evaluation(
-        Config(),
+        Config.load("default", ["retrieve.k=12"]),
         words,
         words,
         tmp_path / "cache",
-        Sizes(pool=12, deep=24, pool_sizes=(8, 12), ablated=6, impossible=5, timed=4),
+        Sizes(12, 16, 24, pool_sizes=(8, 12), ablated=6, impossible=5, timed=4),
         pair_models=[PairModel("overlap", overlap), PairModel("a few", overlap, sample=5)],
         absent=["a model that is not there"],
     )

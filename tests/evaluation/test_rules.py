@@ -19,7 +19,7 @@ def _nodes(seed: int, size: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_every_rule_decides_for_every_candidate(pools_of):
     pools = pools_of()
-    for rule in catalogue(Config()):
+    for rule in catalogue(Config(), 20, 20):
         decision = rule.decide(pools)
         given = [each for each in (decision.statistic, decision.keep) if each is not None]
         assert given, rule.name
@@ -27,10 +27,24 @@ def test_every_rule_decides_for_every_candidate(pools_of):
         assert not any(torch.isnan(each).any() for each in given if each.is_floating_point())
 
 
+def test_rules_on_larger_pools_say_so():
+    rules = {rule.name: rule for rule in catalogue(Config(), 20, 50)}
+    assert rules["default"].pool == 20
+    assert rules["default filter, pool 50"].pool == 50
+    assert "default filter, pool 20" not in rules  # that is the default
+    assert rules["z-score MaxSim, pool 50"].pool == 50
+    assert rules["ricci ge"].pool == 20
+    larger = Config.load("default", ["retrieve.k=50"])
+    rules = {rule.name: rule for rule in catalogue(larger, 20, 50)}
+    assert rules["default"].pool == 50
+    assert rules["default filter, pool 20"].pool == 20
+    assert len(rules) == len(catalogue(larger, 20, 50))
+
+
 def test_a_filter_as_a_rule_is_the_filter_of_the_product(pools_of):
     """Cutting the number at the filter's own cut gives the filter's own mask."""
     pools = pools_of()
-    decisions = {rule.name: rule.decide(pools) for rule in catalogue(Config())}
+    decisions = {rule.name: rule.decide(pools) for rule in catalogue(Config(), 20, 20)}
     default = decisions["default"]
     assert torch.equal(default.statistic >= 1 - 1e-5, default.keep)
     for name in ("ricci ge", "ricci le"):

@@ -1,6 +1,7 @@
 import numpy as np
 import torch
 
+from ricci_gpu.evaluation.rerankers import PairReranker
 from ricci_gpu.evaluation.trained import PairModel, head_signals, pair_signals, with_head
 from ricci_gpu.models.late_interaction import LateInteraction
 from ricci_gpu.ops.token_transport import token_transport
@@ -44,7 +45,9 @@ def test_models_that_are_asked_about_a_sample_are_no_step_of_the_ladder(store):
         PairModel("everywhere", lambda pairs: [0.0] * len(pairs), trained=True),
         PairModel("sampled", lambda pairs: [0.0] * len(pairs), sample=60),
     ]
-    [signal] = pair_signals(models, store)
+    rerankers = {each.name: PairReranker(each.name, each.score, store) for each in models}
+    [signal] = pair_signals(models, rerankers)
+    assert signal.score is rerankers["everywhere"]
     assert signal.name == "everywhere"
     assert signal.trained
     assert signal.depth == 20

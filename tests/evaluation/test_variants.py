@@ -3,6 +3,8 @@ import pytest
 import torch
 
 from ricci_gpu.evaluation import variants as tried
+from ricci_gpu.evaluation.first_stage import Bm25
+from ricci_gpu.evaluation.pools import CorpusIdf, encode_queries
 from ricci_gpu.evaluation.token_graph import (
     mean_profile_distance,
     profile_distance,
@@ -20,13 +22,16 @@ BASE = TokenTransportFilter()
 def test_every_attempt_scores_every_candidate(pools_of, store):
     pools = pools_of()
     names = set()
-    for variant in tried.variants(BASE, store, head=None):
+    for variant in tried.variants(BASE, store, None, 20, 20):
+        if variant.pool != 20 or variant.source != "dense":
+            continue
         values = variant.statistic(pools)
         assert tuple(values.shape) == (len(pools), 20)
         assert torch.isfinite(values).all(), variant.name
         names.add(variant.name)
     assert "T = 0.15, 5 steps" not in names  # that is the filter itself
-    assert len(names) == len(tried.variants(BASE, store, head=None))
+    every = tried.variants(BASE, store, None, 20, 50)
+    assert len({variant.name for variant in every}) == len(every)
 
 
 def test_without_likeness_grouping_changes_nothing_but_ties(pools_of):
@@ -113,10 +118,15 @@ def test_differences_are_gathered_by_part(pools_of, dataset):
 
     attempts = Attempts()
     attempts.add(
-        [Variant("same", share), Variant("worst", worst), Variant("deep", share, deep=True)],
-        share,
-        {"tune": (tune, judgements["tune"]), "test": (test, judgements["test"])},
-        20,
+        [
+            Variant("same", share, 20),
+            Variant("worst", worst, 20),
+            Variant("deep", share, 30),
+            Variant("deeper", share, 40),
+        ],
+        Variant("default", share, 20),
+        {"tune": {"dense": tune}, "test": {"dense": test}},
+        judgements["tune"] | judgements["test"],
         slice(5, None),
     )
     rows = {(row.variant, row.measure): row for row in attempts.rows()}
@@ -124,15 +134,24 @@ def test_differences_are_gathered_by_part(pools_of, dataset):
     assert rows["same", "nDCG@10"].verdict == "no difference shown"
     assert rows["worst", "recall at 3"].verdict == "loses"
     assert rows["worst", "recall at 3"].test.queries == len(test)
-    assert ("deep", "recall at 3, half of the pools null") not in rows
+    null = "recall at 3, half of the pools null"
+    assert ("same", null) in rows
+    assert ("deep", null) not in rows  # nothing is left to fill up null pools with
+    assert not any(name == "deeper" for name, _ in rows)
+
+
+def test_hybrid_pools_hold_the_best_of_both(pools_of, dataset, store, words):
+    queries = encode_queries(dataset.part("test"), words, CorpusIdf(store, words))
+    hybrid = tried.hybrid_pools(store, Bm25(store), queries, 10)
+    assert (hybrid.cosine[:, :-1] >= hybrid.cosine[:, 1:]).all()
+    assert hybrid.gain.sum() > pools_of("test", 10).gain.sum()
 
 
 def test_ndcg_counts_what_was_never_retrieved(pools_of, dataset):
     pools = pools_of("test", 3)
     judgements = dataset.part("test").qrels
-    gold_first = figures(
-        lambda p: p.gold.double(), pools, pools_of("test", 30).without_gold(3), judgements
-    )
+    best = Variant("best", lambda p: p.gold.double(), 3)
+    gold_first = figures(best, pools, judgements)
     found = gold_first["nDCG@10"]
     all_there = pools.gold.sum(dim=1).numpy() == pools.relevant.numpy()
     assert np.allclose(found[all_there], 1)

@@ -46,7 +46,7 @@ def finished(process):
 
 
 def weights(out):
-    return (out / "model" / "model.safetensors").read_bytes()
+    return (out / "model.safetensors").read_bytes()
 
 
 def test_a_killed_command_goes_on_to_the_same_weights(start, tmp_path):
@@ -54,12 +54,12 @@ def test_a_killed_command_goes_on_to_the_same_weights(start, tmp_path):
     finished(start("--epochs", "40", "--out", str(whole)))
     process = start("--epochs", "40", "--out", str(killed))
     deadline = time.monotonic() + 120
-    while not (killed / "checkpoints" / "last.ckpt").exists():
+    while not (killed / "run" / "checkpoints" / "last.ckpt").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
-    assert not (killed / "model").exists()
+    assert not (killed / "model.safetensors").exists()
     finished(start("--epochs", "40", "--out", str(killed), "--resume"))
     assert weights(killed) == weights(whole)
 

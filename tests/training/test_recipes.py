@@ -45,7 +45,7 @@ def test_a_head_learns_what_raw_token_vectors_do_not_know(head):
     rows = {(row.part, row.questions): row for row in head.gains}
     test = rows["test", "all"]
     assert test.count == 40
-    assert set(test.ndcg) == {"dense", "raw tokens", "trained"}
+    assert set(test.ndcg) == {"dense", "raw tokens", "untrained", "trained"}
     assert test.gain == pytest.approx(test.ndcg["trained"] - test.ndcg["raw tokens"])
     assert test.low > 0.05
     assert 0 < rows["test", "unseen"].count < 40
@@ -60,7 +60,7 @@ def test_the_head_is_in_the_format_of_this_library(head, tiny_model):
     weights = load_file(head.model / "model.safetensors")
     assert {name: value.shape for name, value in weights.items()} == {"linear.weight": (8, 16)}
     assert {each.name for each in head.model.iterdir()} == {
-        *("late_interaction.json", "model.safetensors", "README.md", "curve.svg")
+        *("late_interaction.json", "model.safetensors", "README.md", "curve.svg", "run")
     }
 
 
@@ -129,6 +129,9 @@ def test_a_cross_encoder_is_read_by_others_as_it_was_trained(loss, tiny_model, c
     expected = torch.from_numpy(peer.predict(pairs, show_progress_bar=False))
     found = CrossEncoder.load(trained.model).score(pairs)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    words = "bert.embeddings.word_embeddings.weight"
+    before = load_weight(tiny_model / "model.safetensors", "embeddings.word_embeddings.weight")
+    assert torch.equal(load_weight(trained.model / "model.safetensors", words), before)
     name = {"listwise": "Identity", "pointwise": "Sigmoid"}[loss]
     assert type(peer.activation_fn).__name__ == name
     assert peer.max_seq_length == 32
