@@ -124,7 +124,7 @@ def ricci_flow(
         return FlowResult(weight, converged, gap, resolved, steps)
     if not trace and stop_at_spread == 0.0 and _kernel_serves(weight, adjacency, solver):
         flowed = _by_kernel(weight, edges, adjacency, solver, alpha, p, step, iterations)
-        return FlowResult(flowed.weight, flowed.converged, flowed.gap, resolved, steps)
+        return FlowResult(*flowed, resolved, steps)
     for _ in range(iterations):
         solution, distance = _transport(weight, edges, adjacency, solver, alpha, p, state)
         state = solution.state
@@ -168,25 +168,71 @@ def _by_kernel(
     p: float,
     step: float,
     iterations: int,
-) -> Any:
-    """All steps of all graphs in one launch; the same statuses as the loop of `ricci_flow`."""
-    from ricci_kernels.flow import ricci_flow as kernel
-
+) -> tuple[Float[Tensor, "B E"], Bool[Tensor, "B"], Float[Tensor, "B"]]:
+    """All steps of all graphs in one launch: weights, converged and gap, as the loop gives them."""
     assert isinstance(solver, SinkhornTransport)  # `_kernel_serves` has said so
-    return kernel(
+    return torch.ops.ricci_gpu.flow_kernel(
         weight.contiguous(),
         edges.source,
         edges.target,
         edges.mask.sum(dim=1),
         adjacency.shape[1],
+        alpha,
+        p,
+        step,
+        iterations,
+        solver.epsilon,
+        solver.iterations,
+        solver.tolerance,
+    )
+
+
+def _launch(
+    weight: Tensor,
+    source: Tensor,
+    target: Tensor,
+    counts: Tensor,
+    nodes: int,
+    alpha: float,
+    p: float,
+    step: float,
+    iterations: int,
+    epsilon: float,
+    sinkhorn_iterations: int,
+    tolerance: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    from ricci_kernels.flow import ricci_flow as kernel
+
+    flowed = kernel(
+        weight,
+        source,
+        target,
+        counts,
+        nodes,
         alpha=alpha,
         p=p,
         step=step,
         iterations=iterations,
-        epsilon=solver.epsilon,
-        sinkhorn_iterations=solver.iterations,
-        tolerance=solver.tolerance,
+        epsilon=epsilon,
+        sinkhorn_iterations=sinkhorn_iterations,
+        tolerance=tolerance,
     )
+    return flowed.weight, flowed.converged, flowed.gap
+
+
+def _launch_shapes(weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    per_graph = weight.new_empty(weight.shape[:1])
+    return torch.empty_like(weight), per_graph.bool(), per_graph
+
+
+torch.library.define(
+    "ricci_gpu::flow_kernel",
+    "(Tensor weight, Tensor source, Tensor target, Tensor counts, int nodes, float alpha, float p,"
+    " float step, int iterations, float epsilon, int sinkhorn_iterations, float tolerance)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+torch.library.impl("ricci_gpu::flow_kernel", ("cpu", "cuda"), _launch)
+torch.library.register_fake("ricci_gpu::flow_kernel", _launch_shapes)
 
 
 def _checked_lengths(weight: Float[Tensor, "B E"], edges: EdgeList) -> Float[Tensor, "B E"]:

@@ -14,7 +14,7 @@ On a CUDA device float32 pools of up to 128 candidates take the Triton kernel of
 unless a trace is asked for; everything else takes the torch operations below.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -126,8 +126,29 @@ def _by_kernel(
     steps: int,
 ) -> tuple[Float[Tensor, "B K"], Float[Tensor, "B"]]:
     """Log masses and free-energy contrast, in one launch."""
+    masks = mass.contiguous(), candidate_mask.contiguous()
+    return torch.ops.ricci_gpu.token_transport_kernel(similarity.mT, *masks, temperature, steps)
+
+
+def _launch(
+    maxima: Tensor, mass: Tensor, candidate_mask: Tensor, temperature: float, steps: int
+) -> tuple[Tensor, Tensor]:
     from ricci_kernels.token_transport import token_transport as kernel
 
-    masks = mass.contiguous(), candidate_mask.contiguous()
-    result = kernel(similarity.mT, *masks, temperature=temperature, steps=steps)
+    result = kernel(maxima, mass, candidate_mask, temperature=temperature, steps=steps)
     return result.log_mass, result.contrast
+
+
+def _launch_shapes(maxima: Tensor, mass: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return maxima.new_empty(maxima.shape[:2]), maxima.new_empty(maxima.shape[:1])
+
+
+# As an operator, a model that calls it can be compiled and exported whole. The launch itself
+# refuses tensors on a CPU, except in Triton's interpreter.
+torch.library.define(
+    "ricci_gpu::token_transport_kernel",
+    "(Tensor maxima, Tensor mass, Tensor candidate_mask, float temperature, int steps)"
+    " -> (Tensor, Tensor)",
+)
+torch.library.impl("ricci_gpu::token_transport_kernel", ("cpu", "cuda"), _launch)
+torch.library.register_fake("ricci_gpu::token_transport_kernel", _launch_shapes)

@@ -19,9 +19,7 @@ def descending_order(score: Float[Tensor, "B K"], mask: Bool[Tensor, "B K"]) -> 
     Entries of equal rank, the masked ones among them, stand in the order of their index.
     """
     if _kernel_serves(score):
-        from ricci_kernels.order import descending_order as kernel
-
-        return kernel(score.contiguous(), mask.contiguous())
+        return torch.ops.ricci_gpu.order_kernel(score.contiguous(), mask.contiguous())
     usable = torch.where(mask & ~torch.isnan(score), score, -torch.inf)
     by_score = usable.argsort(dim=1, descending=True, stable=True)
     masked_last = (~mask).gather(1, by_score).to(torch.int8).argsort(dim=1, stable=True)
@@ -46,3 +44,16 @@ def top_k(
 def _kernel_serves(score: Float[Tensor, "B K"]) -> bool:
     fits = score.dtype is torch.float32 and score.shape[1] <= LONGEST_ROW
     return fits and on_kernels(score)
+
+
+def _launch(score: Tensor, mask: Tensor) -> Tensor:
+    from ricci_kernels.order import descending_order as kernel
+
+    return kernel(score, mask)
+
+
+torch.library.define("ricci_gpu::order_kernel", "(Tensor score, Tensor mask) -> Tensor")
+torch.library.impl("ricci_gpu::order_kernel", ("cpu", "cuda"), _launch)
+torch.library.register_fake(
+    "ricci_gpu::order_kernel", lambda score, mask: torch.empty_like(score, dtype=torch.int64)
+)

@@ -143,3 +143,22 @@ def test_order_of_a_full_row_and_of_nothing() -> None:
 def test_bad_input_of_the_order_is_refused(score, mask, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kernel_order(score, mask)
+
+
+def test_the_kernels_keep_the_rules_of_torch_operators() -> None:
+    """Schemas, fake implementations and shapes: what compiling and exporting rest on."""
+    operators = torch.ops.ricci_gpu
+    generator = torch.Generator().manual_seed(3)
+    score, mask = torch.randn((2, 5), generator=generator), torch.ones((2, 5), dtype=torch.bool)
+    torch.library.opcheck(operators.order_kernel.default, (score, mask))
+    maxima = torch.rand((2, 5, 3), generator=generator)
+    mass = torch.full((2, 3), 1 / 3)
+    arguments = (maxima, mass, mask, 0.15, 2)
+    torch.library.opcheck(operators.token_transport_kernel.default, arguments)
+    weight = torch.ones((1, 3))
+    ends = torch.tensor([[0, 0, 1]]), torch.tensor([[1, 2, 2]]), torch.tensor([3])
+    settings_ = (3, 0.5, 2.0, 1.0, 1, 0.05, 2, 0.05)
+    torch.library.opcheck(operators.flow_kernel.default, (weight, *ends, *settings_))
+    distance = 1.0 - torch.eye(3, dtype=torch.float64)[None]
+    measure = torch.full((1, 3, 3), 1 / 3, dtype=torch.float64)
+    torch.library.opcheck(operators.exact_kernel.default, (distance, measure, *ends))

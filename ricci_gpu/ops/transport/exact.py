@@ -311,10 +311,8 @@ def solve_on_device(problems: TransportProblems) -> TransportSolution:
 
     An edge whose search does not end counts as not converged, and its value is NaN.
     """
-    from ricci_kernels.exact import exact_transport
-
     edges = problems.edges
-    primal, dual = exact_transport(
+    primal, dual = torch.ops.ricci_gpu.exact_kernel(
         problems.distance.contiguous(),
         problems.measure.contiguous(),
         edges.source,
@@ -323,3 +321,23 @@ def solve_on_device(problems: TransportProblems) -> TransportSolution:
     )
     lower = torch.minimum(dual, primal).clamp(min=0.0)
     return TransportSolution(primal, lower, primal, ~primal.isnan().any(dim=1))
+
+
+def _launch(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    from ricci_kernels.exact import exact_transport
+
+    result = exact_transport(*tensors)
+    return result.primal, result.dual
+
+
+def _launch_shapes(distance: Tensor, measure: Tensor, source: Tensor, *_: Tensor) -> Any:
+    return distance.new_empty(source.shape), distance.new_empty(source.shape)
+
+
+torch.library.define(
+    "ricci_gpu::exact_kernel",
+    "(Tensor distance, Tensor measure, Tensor source, Tensor target, Tensor counts)"
+    " -> (Tensor, Tensor)",
+)
+torch.library.impl("ricci_gpu::exact_kernel", ("cpu", "cuda"), _launch)
+torch.library.register_fake("ricci_gpu::exact_kernel", _launch_shapes)
