@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from ricci_gpu.ops.maxsim import maxsim, token_maxima
+from ricci_gpu.ops.token_transport import token_transport
+from ricci_gpu.ops.topk import top_k
 
 QUERY_OFFSETS = torch.tensor([0, 4, 4, 9])
 DOCUMENT_OFFSETS = torch.tensor([0, 3, 3, 8, 12])
@@ -76,3 +78,31 @@ def test_int8_documents_learn_nothing_and_their_queries_do(tokens):
     widened = maxsim(queries, QUERY_OFFSETS, small.float() / 20, DOCUMENT_OFFSETS, *pairs)
     [ours], [expected] = (torch.autograd.grad(each.sum(), queries) for each in (score, widened))
     torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_model_on_the_kernels_compiles_and_exports_whole(monkeypatch):
+    """On the torch route it runs; on the kernels' route the operators stand in the graph."""
+
+    class Model(torch.nn.Module):
+        def forward(self, maxima, tokens, candidates):
+            transported = token_transport(maxima, tokens, candidates)
+            return transported.share, top_k(transported.log_mass, candidates, 3)[0]
+
+    inputs = (
+        torch.rand((2, 6, 4), generator=torch.Generator().manual_seed(0)),
+        torch.ones((2, 6), dtype=torch.bool),
+        torch.ones((2, 4), dtype=torch.bool),
+    )
+    expected = Model()(*inputs)
+    compiled = torch.compile(Model(), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), expected)
+    torch.testing.assert_close(torch.export.export(Model(), inputs).module()(*inputs), expected)
+    for module in ("token_transport", "topk"):
+        monkeypatch.setattr(f"ricci_gpu.ops.{module}.on_kernels", lambda tensor: True)
+    nodes = torch.export.export(Model(), inputs).graph.nodes
+    called = {str(node.target) for node in nodes}
+    assert {
+        "ricci_gpu.token_transport_kernel.default",
+        "ricci_gpu.order_kernel.default",
+    } <= called
