@@ -141,7 +141,7 @@ def _head(
     try:
         head = LateInteraction.load(options.head, encoder=reranker.encoder)
     except (SettingError, MissingDependencyError) as error:
-        absent.append(f"head {options.head} ({error})")
+        absent.append(_cannot_load(f"head {options.head}", error))
         return None
     if head.base != reranker.encoder.fingerprint:
         absent.append(f"head {options.head}: it was not trained over the encoder of the run")
@@ -156,7 +156,7 @@ def _splade(options: argparse.Namespace, absent: list[str]) -> "SparseModel | No
     try:
         return Splade.load(options.splade)
     except (SettingError, MissingDependencyError) as error:
-        absent.append(f"SPLADE {options.splade} ({error})")
+        absent.append(_cannot_load(f"SPLADE {options.splade}", error))
         return None
 
 
@@ -208,7 +208,7 @@ def _cross_encoder(options: argparse.Namespace, absent: list[str]) -> "list[Pair
     try:
         model = CrossEncoder.load(options.cross_encoder)
     except (SettingError, MissingDependencyError) as error:
-        absent.append(f"cross-encoder {options.cross_encoder} ({error})")
+        absent.append(_cannot_load(f"cross-encoder {options.cross_encoder}", error))
         return []
     trained = Path(options.cross_encoder) == CROSS_ENCODER
     name = "cross-encoder (trained here)" if trained else f"cross-encoder {model.name}"
@@ -217,6 +217,12 @@ def _cross_encoder(options: argparse.Namespace, absent: list[str]) -> "list[Pair
             name, lambda pairs: model.score(pairs, log_truncated=False).tolist(), trained=trained
         )
     ]
+
+
+def _cannot_load(what: str, error: Exception) -> str:
+    """What the results say; the reason, which may hold paths of this machine, is only printed."""
+    print(f"{what}: {error}", file=sys.stderr)
+    return f"{what} (could not be loaded)"
 
 
 @contextmanager
