@@ -92,11 +92,14 @@ def fit(
     last, best = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "best"))
     if not _open_run(folder, last, settings, resume):
         _run_trainer(ranker, train, dev, settings, folder, last if resume else None)
-    weights = _load(best)["state_dict"]
+    top = _load(best)
+    weights = top["state_dict"]
     ranker.load_state_dict({name.removeprefix("ranker."): weights[name] for name in weights})
-    curve = [Point(**point) for point in _load(last)["curve"]]
-    top = max(curve, key=lambda point: point.dev_ndcg)  # the first of equals, as is kept
-    return Fitted(curve, top, not _is_child_process())
+    return Fitted(
+        curve=[Point(**point) for point in _load(last)["curve"]],
+        best=Point(**top["curve"][-1]),
+        first_process=not _is_child_process(),
+    )
 
 
 def _run_trainer(
