@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CACHE, OUT = Path("build/evaluation"), Path("evaluation")
 HEAD, SPLADE = "minilm-128", "splade-tiny-msmarco"
-CROSS_ENCODER = Path("build/models/cross_encoder/model")  # where `ricci-gpu train` puts it
+CROSS_ENCODER = Path("build/models/cross_encoder")  # where `ricci-gpu train` puts it
 
 
 def add_commands(subparsers: Any) -> None:
