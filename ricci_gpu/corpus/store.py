@@ -35,7 +35,7 @@ import torch
 from ricci_gpu.corpus.files import as_path, json_rows
 from ricci_gpu.corpus.index import DenseIndex
 from ricci_gpu.corpus.records import Passage, require_unique
-from ricci_gpu.corpus.token_file import TokenFile
+from ricci_gpu.corpus.token_file import TokenFile, read_spans
 from ricci_gpu.errors import InputError, SettingError
 from ricci_gpu.output import flush_to_disk
 from ricci_gpu.shapes import Float, Int, Tensor
@@ -311,7 +311,7 @@ class CorpusStore:
     ) -> tuple[Float[Tensor, "T D"], Int[Tensor, "Rplus1"]]:
         """Token vectors of some passages, packed in the order of ``rows``, and their offsets.
 
-        They were kept in float16 and are given in float32.
+        They are given as they were kept, in float16: what reads them widens a few at a time.
 
         Raises:
             InputError: the store has no token vectors, or a row does not exist.
@@ -331,13 +331,7 @@ class CorpusStore:
         starts, stops = self.token_offsets[wanted], self.token_offsets[wanted + 1]
         offsets = torch.zeros(len(wanted) + 1, dtype=torch.int64)
         offsets[1:] = torch.from_numpy(stops - starts).cumsum(0)
-        packed = torch.empty((int(offsets[-1]), self.tokens.shape[1]))
-        kept = torch.from_numpy(self.tokens)
-        # Passage by passage: widened on the way, and read from the file end to end.
-        for target, start, stop in zip(
-            packed.split((stops - starts).tolist()), starts, stops, strict=True
-        ):
-            target.copy_(kept[start:stop])
+        packed = torch.from_numpy(read_spans(self.tokens, starts, stops))
         return packed, offsets
 
 

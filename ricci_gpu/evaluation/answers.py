@@ -21,6 +21,7 @@ from ricci_gpu.corpus.store import CorpusStore
 from ricci_gpu.evaluation.paper_protocol import TOP, System, ranked_ids, run_system
 from ricci_gpu.evaluation.pools import JudgedPools
 from ricci_gpu.models.folder import locate
+from ricci_gpu.models.kept_answers import KeptAnswers, key_of_request
 from ricci_gpu.models.pretrained import load_network, load_tokenizer, readable
 
 INSTRUCTION = (
@@ -29,6 +30,7 @@ INSTRUCTION = (
 )
 WORDS_PER_PASSAGE = 120  # of each of the passages that are handed out
 ANSWER_TOKENS = 24
+SLICE = 16  # answers between two writes
 Message = dict[str, str]
 
 
@@ -87,6 +89,34 @@ class LocalChat:
             new = made[0, given["input_ids"].shape[1] :]
             answers.append(self._tokenizer.decode(new, skip_special_tokens=True).strip())
         return answers
+
+
+class RememberedAnswers:
+    """A generator that keeps every answer in a file and asks for none twice.
+
+    Args:
+        name: of the generator: its answers are its own.
+    """
+
+    def __init__(self, generator: Generator, name: str, path: Path) -> None:
+        self._generator, self._name = generator, name
+        self._kept = KeptAnswers(path)
+
+    def ask(
+        self, conversations: Sequence[Sequence[Message]], max_tokens: int
+    ) -> Sequence[str | None]:
+        """As the generator; a crash costs at most `SLICE` answers."""
+        known = self._kept.read()
+        keys = [key_of_request(self._name, max_tokens, list(each)) for each in conversations]
+        asked = dict(zip(keys, conversations, strict=True))
+        new = [key for key in asked if key not in known]
+        for start in range(0, len(new), SLICE):
+            part = new[start : start + SLICE]
+            made = self._generator.ask([asked[key] for key in part], max_tokens)
+            answers = {key: text for key, text in zip(part, made, strict=True) if text is not None}
+            self._kept.append(answers)
+            known |= answers
+        return [known.get(key) for key in keys]
 
 
 def answer_questions(

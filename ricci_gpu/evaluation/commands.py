@@ -182,7 +182,7 @@ def _graders(options: argparse.Namespace, datasets: int, absent: list[str]) -> "
 
 def _generator(options: argparse.Namespace, absent: list[str]) -> dict[str, Any]:
     """Who writes answers, and what the tables say about it."""
-    from ricci_gpu.evaluation.answers import LocalChat
+    from ricci_gpu.evaluation.answers import LocalChat, RememberedAnswers
     from ricci_gpu.models.chat_endpoint import ChatEndpoint
 
     if options.llm is None or not options.answers:
@@ -197,7 +197,8 @@ def _generator(options: argparse.Namespace, absent: list[str]) -> dict[str, Any]
             f"Written by {options.llm}, a small model that runs here: an exercise of the "
             "machinery, from which nothing follows about larger models."
         )
-    return {"generator": chat, "generator_name": says}
+    kept = RememberedAnswers(chat, options.llm, options.cache / "answers.jsonl")
+    return {"generator": kept, "generator_name": says}
 
 
 def _cross_encoder(options: argparse.Namespace, absent: list[str]) -> "list[PairModel]":

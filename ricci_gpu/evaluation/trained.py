@@ -72,7 +72,7 @@ def with_head(pools: JudgedPools, head: LateInteraction, store: CorpusStore) -> 
     unique, place = pools.rows.unique(return_inverse=True)
     document_tokens, document_offsets = store.token_slices(unique)
     document_tokens = torch.cat(
-        [head.project(part).half() for part in document_tokens.split(AT_ONCE)]
+        [head.project(part.float()).half() for part in document_tokens.split(AT_ONCE)]
     )
     tokens = replace(
         tokens,

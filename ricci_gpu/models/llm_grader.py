@@ -8,16 +8,14 @@ tied.
 """
 
 import hashlib
-import json
 import logging
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from ricci_gpu.models.chat_endpoint import ChatEndpoint, Message
+from ricci_gpu.models.kept_answers import KeptAnswers, key_of_request
 from ricci_gpu.models.pretrained import require_pairs
 
 logger = logging.getLogger(__name__)
@@ -94,17 +92,14 @@ class EndpointGrader:
 
 
 class RememberedGrades:
-    """A grader that keeps every grade in a JSONL file and asks for none twice.
+    """A grader that keeps every grade in a file and asks for none twice.
 
-    A line holds the SHA-256 of model, prompt, query and passage, and the grade. Lines are appended
-    as grades come in, so that a crash costs at most `SLICE` of them; a line that a crash cut short
-    is passed over. Pairs without a grade are not kept, and asked for again.
+    A crash costs at most `SLICE` grades. Pairs without a grade are not kept, and asked for again.
     """
 
     def __init__(self, grader: Grader, path: str | os.PathLike[str]) -> None:
         self._grader = grader
-        self._path = Path(path).expanduser()
-        self._lock = threading.Lock()
+        self._kept = KeptAnswers(path)
 
     @property
     def fingerprint(self) -> str:
@@ -114,8 +109,8 @@ class RememberedGrades:
         self, pairs: Sequence[tuple[str, str]], progress: Progress | None = None
     ) -> list[float | None]:
         require_pairs(pairs)
-        known = dict(self._read())
-        key_of = {pair: self._key(pair) for pair in pairs}
+        known = self._kept.read()
+        key_of = {pair: key_of_request(self.fingerprint, *pair) for pair in pairs}
         new = [pair for pair, key in key_of.items() if key not in known]
         done = len(pairs) - len(new)
         for start in range(0, len(new), SLICE):
@@ -126,35 +121,12 @@ class RememberedGrades:
                 for pair, grade in zip(part, grades, strict=True)
                 if grade is not None
             }
-            self._append(made)
+            self._kept.append(made)
             known |= made
             done += len(part)
             if progress is not None:
                 progress(done, len(pairs))
         return [known.get(key_of[pair]) for pair in pairs]
-
-    def _key(self, pair: tuple[str, str]) -> str:
-        content = json.dumps([self.fingerprint, *pair])
-        return hashlib.sha256(content.encode()).hexdigest()
-
-    def _read(self) -> Iterator[tuple[str, float]]:
-        if not self._path.is_file():
-            return
-        with self._path.open(encoding="utf-8") as file:
-            for line in file:
-                try:
-                    row = json.loads(line)
-                    yield str(row["key"]), float(row["grade"])
-                except (ValueError, KeyError, TypeError):
-                    continue  # cut short by a crash
-
-    def _append(self, grades: dict[str, float]) -> None:
-        lines = [json.dumps({"key": key, "grade": grade}) + "\n" for key, grade in grades.items()]
-        with self._lock:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                # a leading line end closes whatever a crash left open; blank lines mean nothing
-                file.write(("\n" + "".join(lines)).encode())
 
 
 def conversation(query: str, passage: str) -> list[Message]:

@@ -28,7 +28,7 @@ from einops import rearrange
 from ricci_gpu.batch import TokenPool
 from ricci_gpu.errors import InputError
 from ricci_gpu.ops.kernels import require_kernels
-from ricci_gpu.ops.packed_maxima import fill_maxima, is_compiled
+from ricci_gpu.ops.packed_maxima import fill_maxima, is_compiled, widens
 from ricci_gpu.shapes import Bool, Float, Int, Tensor
 
 # So many document tokens are gathered, widened or multiplied at a time; their similarities with one
@@ -206,7 +206,7 @@ def _token_maxima_cuda(*arguments: Any) -> Tensor:
     require_kernels("MaxSim on a CUDA device")
     from ricci_kernels.maxsim import token_maxima_pairs
 
-    request, width = _Request(*arguments[:6], *arguments[7:]), arguments[6]
+    request, width = _of_one_type(_Request(*arguments[:6], *arguments[7:])), arguments[6]
     options = {"precision": request.precision, "document_scales": request.document_scales}
     return token_maxima_pairs(*request[:6], width, **options)[1]
 
@@ -215,9 +215,20 @@ def _maxsim_cuda(*arguments: Any) -> Tensor:
     require_kernels("MaxSim on a CUDA device")
     from ricci_kernels.maxsim import maxsim_pairs
 
-    request = _Request(*arguments)
+    request = _of_one_type(_Request(*arguments))
     options = {"precision": request.precision, "document_scales": request.document_scales}
     return maxsim_pairs(*request[:6], **options)
+
+
+def _of_one_type(request: _Request) -> _Request:
+    """Documents that were kept in half precision, as wide as the queries: kernels cast nothing."""
+    query_tokens, document_tokens = request.query_tokens, request.document_tokens
+    if request.document_scales is not None or query_tokens.dtype == document_tokens.dtype:
+        return request
+    wide = torch.promote_types(query_tokens.dtype, document_tokens.dtype)
+    return request._replace(
+        query_tokens=query_tokens.to(wide), document_tokens=document_tokens.to(wide)
+    )
 
 
 def _token_maxima_cpu(*arguments: Any) -> Tensor:
@@ -251,17 +262,16 @@ def _fill_compiled(request: _Request, queries: Tensor, maxima: Tensor) -> None:
     real = ((request.pair_query >= 0) & (request.pair_document >= 0)).nonzero()[:, 0]
     pair_query, pair_document = request.pair_query[real], request.pair_document[real]
     target = maxima if len(real) == len(maxima) else maxima[real]
-    if tokens.dtype == queries.dtype:
+    if widens(tokens, queries) and request.document_scales is None:
         fill_maxima(*owned, tokens.contiguous(), offsets, pair_query, pair_document, target)
     else:
         # Other types are widened a few documents at a time, and only those that a pair reads.
         counts = offsets.diff()[pair_document]
         for first, last in _blocks([0] * len(real), counts.tolist()):
             count, one = counts[first:last], slice(first, last)
-            rows = _document_rows(offsets[pair_document[one]], count)
             local = torch.cat([count.new_zeros(1), count.cumsum(0)])
             places = torch.arange(last - first)
-            wide = request.documents(rows)
+            wide = request.documents(_document_rows(offsets[pair_document[one]], count))
             fill_maxima(*owned, wide, local, pair_query[one], places, target[one])
     if target is not maxima:
         maxima[real] = target

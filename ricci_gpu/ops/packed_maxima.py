@@ -3,7 +3,8 @@
 A product with the 32 columns of one query is too thin for a matrix library, which spends its time
 on rearranging the documents for it. Here a tile of three document tokens stays in the first-level
 cache while it meets the query, four tokens at a time: twelve running sums in vector registers, and
-the maximum taken at once, so that no similarity is ever written.
+the maximum taken at once, so that no similarity is ever written. Documents in half precision are
+widened one at a time into memory of that cache's size, so that only half of their bytes travel.
 """
 
 import logging
@@ -24,7 +25,9 @@ logger = logging.getLogger(__name__)
 def _fill_maxima(
     query_tokens: np.ndarray,  # (Tq, D)
     query_offsets: np.ndarray,  # (B + 1,) unsigned, as all indices: no test for negative ones
-    document_tokens: np.ndarray,  # (Td, D), of the same type
+    document_tokens: np.ndarray,  # (Td, D), of the same type; for halves, memory for one document
+    halves: np.ndarray,  # (Td, D) bits of half-precision documents, or (0, D)
+    widened: np.ndarray,  # the bits of `document_tokens`, for halves
     document_offsets: np.ndarray,  # (M + 1,)
     pair_query: np.ndarray,  # (P,)
     pair_document: np.ndarray,  # (P,)
@@ -40,10 +43,23 @@ def _fill_maxima(
     width = query_tokens.shape[1]
     one, three, four = np.uint64(1), np.uint64(3), np.uint64(4)
     zero = query_tokens.dtype.type(0.0)
+    magnitude, sign, exponent = np.uint32(0x7FFF), np.uint32(0x8000), np.uint32(0x7C00)
+    ones, thirteen, sixteen = np.uint32(0x7F800000), np.uint32(13), np.uint32(16)
+    rescale = query_tokens.dtype.type(2.0**112)
     for pair in range(first, last):
         q, document = pair_query[pair], pair_document[pair]
         start, stop = query_offsets[q], query_offsets[q + one]
         t, end = document_offsets[document], document_offsets[document + one]
+        if len(halves) > 0:
+            for row in range(end - t):
+                for d in range(width):
+                    half = np.uint32(halves[t + row, d])
+                    bits = ((half & magnitude) << thirteen) | ((half & sign) << sixteen)
+                    # An exponent of ones is infinity or NaN, and stays one.
+                    widened[row, d] = bits | ones if (half & exponent) == exponent else bits
+                for d in range(width):  # the exponent of a half is off by 15, of a float32 by 127
+                    document_tokens[row, d] *= rescale
+            t, end = np.uint64(0), end - t
         while t < end:
             t1 = min(t + one, end - one)
             t2 = min(t1 + one, end - one)
@@ -108,6 +124,13 @@ def is_compiled() -> bool:
     return _compiled() is not None
 
 
+def widens(document_tokens: Tensor, query_tokens: Tensor) -> bool:
+    """Whether `fill_maxima` takes documents of this type for queries of that one, float32 or 64."""
+    if document_tokens.dtype == query_tokens.dtype:
+        return True
+    return (document_tokens.dtype, query_tokens.dtype) == (torch.float16, torch.float32)
+
+
 def fill_maxima(
     query_tokens: Float[Tensor, "Tq D"],
     query_offsets: Int[Tensor, "Bplus1"],
@@ -119,27 +142,32 @@ def fill_maxima(
 ) -> None:
     """Write the largest similarity per pair and query token into ``maxima``, ``-inf`` before.
 
-    All on the CPU, contiguous, float32 or float64 throughout; indices are real ones. Pairs are
+    All on the CPU and contiguous; types as `widens` takes them; indices are real ones. Pairs are
     shared among torch's threads. Needs `is_compiled`.
     """
     kernel = _compiled()
     assert kernel is not None
-    arguments: list[Any] = [
-        query_tokens.numpy(),
-        query_offsets.numpy().view(np.uint64),
-        document_tokens.numpy(),
-        document_offsets.numpy().view(np.uint64),
-        pair_query.numpy().view(np.uint64),
-        pair_document.numpy().view(np.uint64),
-        maxima.numpy(),
-    ]
+    offsets = document_offsets.numpy().view(np.uint64)
+    pairs: list[Any] = [pair_query.numpy().view(np.uint64), pair_document.numpy().view(np.uint64)]
+    longest = int(document_offsets.diff().max()) if len(document_offsets) > 1 else 0
+
+    def fill(first: int, last: int) -> None:
+        tokens, halves = document_tokens.numpy(), np.empty((0, 0), dtype=np.uint16)
+        bits = np.empty((0, 0), dtype=np.uint32)
+        if document_tokens.dtype != query_tokens.dtype:
+            halves = tokens.view(np.uint16)
+            tokens = np.empty((longest, tokens.shape[1]), dtype=np.float32)
+            bits = tokens.view(np.uint32)
+        queries = query_tokens.numpy(), query_offsets.numpy().view(np.uint64)
+        kernel(*queries, tokens, halves, bits, offsets, *pairs, maxima.numpy(), first, last)
+
     threads = min(torch.get_num_threads(), len(pair_query))
     if threads <= 1:
-        kernel(*arguments, 0, len(pair_query))
+        fill(0, len(pair_query))
         return
     # Equal shares of the tokens, not of the pairs: documents are ragged.
     work = document_offsets.diff()[pair_document].cumsum(0)
     shares = torch.arange(1, threads) * work[-1] / threads
     bounds = [0, *torch.searchsorted(work, shares).tolist(), len(pair_query)]
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda i: kernel(*arguments, bounds[i], bounds[i + 1]), range(threads)))
+        list(pool.map(fill, bounds[:-1], bounds[1:]))

@@ -188,15 +188,17 @@ def _pools_of_vectors(given: Sequence[Vectors], device: torch.device) -> Pools:
     candidate_emb: list[Tensor] | None = None
     prior = None
     if given[0].embeddings is not None:
-        query_emb = torch.stack([_tensor(each.query_embedding) for each in given]).to(device)
-        candidate_emb = [_tensor(each.embeddings).to(device) for each in given]
+        query_emb = (
+            torch.stack([_tensor(each.query_embedding) for each in given]).to(device).float()
+        )
+        candidate_emb = [_tensor(each.embeddings).to(device).float() for each in given]
         prior = [cosine(q, c).cpu() for q, c in zip(query_emb, candidate_emb, strict=True)]
     tokens = None
     if given[0].tokens is not None:
         first = np.cumsum([0, *(each.documents for each in given)]).tolist()
         counts = [int(n) for each in given for n in _given(each.token_counts)]
         tokens = TokenPool(
-            query_tokens=_packed([_tensor(each.query_tokens) for each in given], device),
+            query_tokens=_packed([_tensor(each.query_tokens) for each in given], device).float(),
             query_offsets=_offsets([_length(each.query_tokens) for each in given], device),
             document_tokens=_packed([_tensor(each.tokens) for each in given], device),
             document_offsets=_offsets(counts, device),
@@ -238,7 +240,8 @@ def _given(array: np.ndarray | None) -> np.ndarray:
 
 
 def _tensor(array: np.ndarray | None) -> Tensor:
-    return torch.from_numpy(_given(array).astype(np.float32))
+    """In its own precision: torch widens many times faster than numpy, and the kernels do it."""
+    return torch.from_numpy(_given(array))
 
 
 def _length(array: np.ndarray | None) -> int:

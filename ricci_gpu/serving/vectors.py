@@ -1,9 +1,9 @@
 """Vectors in requests: base64 of little-endian float16."""
 
-import base64
 import binascii
 
 import numpy as np
+import pybase64
 
 from ricci_gpu.serving.failures import invalid
 from ricci_gpu.serving.schemas import VectorsBody
@@ -14,7 +14,7 @@ SCALAR = np.dtype("<f2")
 
 def encode(array: np.ndarray) -> str:
     """The array as a request carries it; for clients in Python."""
-    return base64.b64encode(np.ascontiguousarray(array, dtype=SCALAR).tobytes()).decode("ascii")
+    return pybase64.b64encode_as_string(np.ascontiguousarray(array, dtype=SCALAR).data)
 
 
 def read_vectors(body: VectorsBody) -> Vectors:
@@ -69,7 +69,7 @@ def _matrix(
     if text is None:
         return None
     try:
-        data = base64.b64decode(text, validate=True)
+        data = pybase64.b64decode_as_bytearray(text, validate=True)
     except (binascii.Error, ValueError):
         raise invalid(f"`vectors.{name}` must be base64 of float16 numbers.") from None
     if len(data) % SCALAR.itemsize:

@@ -73,7 +73,8 @@ class FrozenTexts:
         return take(self._asked[collection], rows)
 
     def passages(self, collection: int, rows: Sequence[int]) -> Packed:
-        return Packed(*self._collections[collection].store.token_slices(torch.tensor(rows)))
+        vectors, offsets = self._collections[collection].store.token_slices(torch.tensor(rows))
+        return Packed(vectors.float(), offsets)
 
 
 class LiveTexts:

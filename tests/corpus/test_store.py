@@ -105,12 +105,25 @@ def test_token_slices(folder):
     store = CorpusStore.open(folder)
     tokens, offsets = store.token_slices(torch.tensor([4, 1, 0, 4]))
     assert offsets.tolist() == [0, 2, 2, 6, 8]
-    assert tokens.dtype == torch.float32
+    assert tokens.dtype == torch.float16
     expected = torch.stack([vector(word) for word in ["T", "x", *TEXTS[0].split(), "T", "x"]])
     assert (tokens - expected).abs().max() < 1e-3  # float16
     tokens, offsets = store.token_slices(torch.tensor([], dtype=torch.int64))
     assert tokens.shape == (0, WIDTH)
     assert offsets.tolist() == [0]
+
+
+def test_token_slices_of_a_file_that_changed(folder):
+    store = CorpusStore.open(folder)
+    file = folder / "tokens.npy"
+    content = file.read_bytes()
+    file.unlink()
+    file.write_bytes(content + b"more")
+    with pytest.raises(InputError, match=r"tokens.npy: was replaced .* Open the store again"):
+        store.token_slices(torch.tensor([0]))
+    file.unlink()
+    with pytest.raises(InputError, match=r"tokens.npy: can no longer be read .* Restore it"):
+        store.token_slices(torch.tensor([0]))
 
 
 def test_token_slices_that_do_not_exist(folder):

@@ -4,6 +4,7 @@ import pytest
 
 from ricci_gpu.config import Config
 from ricci_gpu.evaluation.answers import (
+    RememberedAnswers,
     accepted_answers,
     answer_questions,
     conversation,
@@ -67,6 +68,29 @@ def test_every_system_is_asked_with_its_own_passages(pools_of, store):
     assert any(right)
     assert len(asked) == 6 * len(compared)
     assert answer_questions("small", store, pools, {}, compared, Reads()) == []
+
+
+def test_answers_are_remembered(tmp_path):
+    class Counts:
+        asked = 0
+
+        def ask(self, conversations, max_tokens):
+            self.asked += len(conversations)
+            texts = [each[0]["content"] for each in conversations]
+            return [None if text == "none" else text.upper() for text in texts]
+
+    def said(*texts):
+        return [[{"role": "user", "content": text}] for text in texts]
+
+    generator, path = Counts(), tmp_path / "kept" / "answers.jsonl"
+    kept = RememberedAnswers(generator, "small", path)
+    assert kept.ask(said("a", "none", "a", "b"), 8) == ["A", None, "A", "B"]
+    assert generator.asked == 3
+    assert RememberedAnswers(generator, "small", path).ask(said("b", "none"), 8) == ["B", None]
+    assert generator.asked == 4  # what has no answer is asked for again
+    RememberedAnswers(generator, "other", path).ask(said("b"), 8)
+    kept.ask(said("b"), 9)
+    assert generator.asked == 6
 
 
 def test_passages_are_numbered_and_cut():

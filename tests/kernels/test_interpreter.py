@@ -18,6 +18,8 @@ pytest.importorskip("triton", reason="needs triton")
 from ricci_kernels.maxsim import maxsim_pairs, token_maxima_pairs
 from ricci_kernels.token_transport import token_transport
 
+from ricci_gpu.ops import maxsim
+
 pytestmark = [
     pytest.mark.interpreter,
     # numpy, which plays the GPU here, warns of log(0) and inf - inf; the hardware does not
@@ -99,6 +101,15 @@ def test_scores_and_maxima_match_loops_in_float64(dim: int, dtype: torch.dtype) 
     for row, wanted in zip(maxima.double(), expected_maxima, strict=True):
         padded = torch.tensor(wanted + [-INF] * (42 - len(wanted)), dtype=torch.float64)
         torch.testing.assert_close(row, padded, atol=5e-7, rtol=0)
+
+
+def test_the_operator_widens_documents_that_were_kept_in_half_precision() -> None:
+    case = Case(96, torch.float32)
+    kept = case.arguments | {"document_tokens": case.documents.half()}
+    wide = case.arguments | {"document_tokens": case.documents.half().float()}
+    maxima = maxsim._token_maxima_cuda(*kept.values(), 42)
+    assert torch.equal(maxima, token_maxima_pairs(**wide, width=42)[1])
+    assert torch.equal(maxsim._maxsim_cuda(*kept.values()), maxsim_pairs(**wide))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -149,6 +149,31 @@ def test_half_precision_tokens_are_summed_in_float32(route):
     assert torch.equal(score, widened)
 
 
+def test_documents_in_half_precision_score_as_when_widened_before_bit_for_bit(route):
+    """Every number there is, the smallest, both zeros, infinity and NaN among them."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int64).to(torch.int16).view(torch.float16)
+    documents = every.view(-1, 16)
+    d_offsets = torch.arange(len(documents) + 1)
+    queries, q_offsets = torch.eye(16), torch.tensor([0, 16])  # reads the numbers one by one
+    pairs = torch.zeros(len(documents), dtype=torch.int64), torch.arange(len(documents))
+    for tokens in (queries, torch.rand(16, 16, generator=torch.Generator().manual_seed(0))):
+        got = token_maxima(tokens, q_offsets, documents, d_offsets, *pairs)
+        expected = token_maxima(tokens, q_offsets, documents.float(), d_offsets, *pairs)
+        _require_same_bits(got, expected)
+    longer = torch.tensor([0, 5, 4096])
+    pairs = torch.tensor([0, 0]), torch.tensor([1, 0])
+    got = token_maxima(queries, q_offsets, documents, longer, *pairs)
+    expected = token_maxima(queries, q_offsets, documents.float(), longer, *pairs)
+    _require_same_bits(got, expected)
+
+
+def _require_same_bits(got, expected):
+    """Of all that is a number; which NaN it is does not matter."""
+    numbers = ~torch.isnan(expected)
+    assert torch.equal(~torch.isnan(got), numbers)
+    assert torch.equal(got[numbers].view(torch.int32), expected[numbers].view(torch.int32))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_documents_may_be_shared_skipped_and_longer_than_a_block(
     route, dtype, monkeypatch
