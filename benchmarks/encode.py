@@ -23,7 +23,7 @@ from benchmarks.record import finish
 from ricci_gpu.corpus.judged import data_folder
 from ricci_gpu.corpus.readers import read_corpus, read_queries
 from ricci_gpu.models import Encoder
-from ricci_gpu.models.batching import batches_by_length, token_budget
+from ricci_gpu.models.batching import Budget, batches_by_length, token_budget
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
-    options.batch_tokens = token_budget(options.batch_tokens, torch.device(options.device))
+    budget = token_budget(options.batch_tokens, torch.device(options.device))
+    options.batch_tokens = budget.tokens
     folder = data_folder() / "scifact"
     texts = [passage.full_text for passage in read_corpus(folder)[: options.passages]]
     texts += [query.text for query in read_queries(folder)[: options.queries]]
@@ -60,7 +61,7 @@ def main() -> None:
     lengths = [len(row) for row in encoder._token_ids(texts)[0]]
     tokens = sum(lengths)
     console = Console()
-    routes = [_ours(encoder, texts, lengths, options.batch_tokens)]
+    routes = [_ours(encoder, texts, lengths, budget)]
     try:
         routes += _sentence_transformers(texts, lengths, options)
     except ImportError as missing:
@@ -111,11 +112,11 @@ def main() -> None:
     )
 
 
-def _ours(encoder: Encoder, texts: list[str], lengths: list[int], budget: int) -> Route:
+def _ours(encoder: Encoder, texts: list[str], lengths: list[int], budget: Budget) -> Route:
     batches = [rows.tolist() for rows in batches_by_length(lengths, budget)]
 
     def encode() -> torch.Tensor:
-        found = encoder.encode(texts, batch_tokens=budget, log_truncated=False).vectors
+        found = encoder.encode(texts, batch_tokens=budget.tokens, log_truncated=False).vectors
         return found.cpu()
 
     return Route("ours", encode, padding_share(lengths, batches))

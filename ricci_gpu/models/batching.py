@@ -6,6 +6,7 @@ the texts happen to be.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,36 +18,57 @@ from ricci_gpu.shapes import Bool, Int, Tensor
 # token ids; within a window, texts of like length share a batch.
 WINDOW = 8192
 
-# Padded tokens per forward pass, unless the caller says otherwise. On a CPU small batches are
-# quicker, because they are padded less and stay in its caches (benchmarks/encode.py); a GPU wants
-# more to do at once.
-CPU_BATCH_TOKENS = 2048
-GPU_BATCH_TOKENS = 16384
+
+class Budget(NamedTuple):
+    """What a forward pass may hold.
+
+    Args:
+        tokens: with their padding.
+        padding: of them; beyond it a further pass costs less than the padding does.
+    """
+
+    tokens: int
+    padding: int
 
 
-def token_budget(asked: int | None, device: torch.device) -> int:
-    """Padded tokens per forward pass: as asked, or what suits the device."""
-    if asked is not None:
-        return asked
-    return CPU_BATCH_TOKENS if device.type == "cpu" else GPU_BATCH_TOKENS
+# On a CPU small batches are quicker, because they are padded less and stay in its caches
+# (benchmarks/encode.py), and a further pass costs what some 60 tokens do; a GPU wants more to do
+# at once.
+CPU_BUDGET = Budget(tokens=2048, padding=64)
+GPU_BUDGET = Budget(tokens=16384, padding=4096)
 
 
-def batches_by_length(lengths: Sequence[int], batch_tokens: int) -> Iterator[np.ndarray]:
+def token_budget(asked: int | None, device: torch.device) -> Budget:
+    """Padded tokens per forward pass as asked, or what suits the device.
+
+    Raises:
+        SettingError: ``asked`` is not positive.
+    """
+    budget = CPU_BUDGET if device.type == "cpu" else GPU_BUDGET
+    if asked is None:
+        return budget
+    if asked < 1:
+        raise SettingError(f"`batch_tokens` must be at least 1; got {asked}. Raise it.")
+    return budget._replace(tokens=asked)
+
+
+def batches_by_length(lengths: Sequence[int], budget: Budget) -> Iterator[np.ndarray]:
     """Rows of like length, longest first (memory trouble shows at once), within the budget.
 
     A single row may exceed the budget; it then has a batch of its own.
-
-    Raises:
-        SettingError: ``batch_tokens`` is not positive.
     """
-    if batch_tokens < 1:
-        raise SettingError(f"`batch_tokens` must be at least 1; got {batch_tokens}. Raise it.")
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
-    start = 0
-    while start < len(order):
-        size = max(1, batch_tokens // max(lengths[order[start]], 1))
-        yield order[start : start + size]
-        start += size
+    start = longest = padding = 0
+    for end, row in enumerate(order.tolist()):
+        if end == start:
+            longest, padding = lengths[row], 0
+            continue
+        padding += longest - lengths[row]
+        if longest * (end + 1 - start) > budget.tokens or padding > budget.padding:
+            yield order[start:end]
+            start, longest, padding = end, lengths[row], 0
+    if start < len(order):
+        yield order[start:]
 
 
 def windows(count: int) -> Iterator[slice]:

@@ -14,6 +14,7 @@ from ricci_gpu.serving.tasks import Failure, Outcome, Task
 ATTEMPTS = 2  # of a task whose worker died: the second time alone
 WEIGHT_OF_NEWS = 0.3  # in the running mean of the pace
 FIRST_BATCH = 16_384  # cost of a batch as long as the pace is not known
+SHARE_OF_WAIT = 1 / 3  # of what waits in all: so much more may a batch hold, when much waits
 
 
 @dataclass(eq=False)
@@ -179,14 +180,14 @@ class Batcher:
             len(queue) >= most.batch_requests
             or sum(each.task.pairs for each in queue) >= most.batch_pairs
             or sum(each.cost for each in queue) >= most.batch_tokens
-            or sum(self._seconds(each) for each in queue) >= most.batch_target_s
+            or sum(self._seconds(each) for each in queue) >= self._target()
         )
 
     def _fill(self) -> list[Waiting]:
         most = self._settings
         batch: list[Waiting] = []
         pairs = cost = 0
-        seconds = 0.0
+        seconds, target = 0.0, self._target()
         for each in sorted(self._queue.values(), key=lambda waiting: waiting.order):
             pairs += each.task.pairs
             cost += each.cost
@@ -195,7 +196,7 @@ class Batcher:
                 len(batch) == most.batch_requests
                 or pairs > most.batch_pairs
                 or cost > most.batch_tokens
-                or seconds > most.batch_target_s
+                or seconds > target
             )
             if batch and (too_much or each.attempts):
                 break
@@ -203,6 +204,11 @@ class Batcher:
             if each.attempts:  # alone
                 break
         return batch
+
+    def _target(self) -> float:
+        """Seconds that a batch should take: longer where everybody waits longer anyway, because
+        larger batches are padded less."""
+        return max(self._settings.batch_target_s, SHARE_OF_WAIT * self.expected_wait())
 
     def _seconds(self, waiting: Waiting) -> float:
         """What the task will take at the pace of late, or a guess."""

@@ -21,8 +21,8 @@ class ServeSettings:
         max_wait_ms: how long a request may wait for company while a worker is free.
         batch_requests, batch_pairs, batch_tokens: what a batch holds at most (a single request may
             exceed the last two).
-        batch_target_s: what a batch should take at most, at the pace of late: larger ones gain
-            nothing, and everybody in them waits for all.
+        batch_target_s: what a batch should take at most, at the pace of late, for everybody in it
+            waits for all; a third of the work that waits where that is more.
         queue_requests: requests that may wait; more are refused with 429.
         deadline_s: of a request that names none, and the longest that one may name.
         batch_s: a worker that takes longer for a batch counts as wedged and is replaced.
