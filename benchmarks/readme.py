@@ -49,9 +49,10 @@ def quality() -> str:
         _table(["set", "filter", "kept", "recall", "against fixed k, points"], rows)
         + "\n"
         + _table(["set", "kept", "token transport", "best control", "difference, points"], matched)
-        + f"\n`make eval`: gold recall of pools of {facts['pool']}, {facts['encoder']}, "
-        f"{facts['queries']}. The fixed k keeps the best by cosine, as many as the filter does; "
-        "the best control was chosen on the tuning part. 95 % intervals, 10,000 paired resamples. "
+        + f"\n`make eval`: gold recall, {facts['encoder']}, {facts['queries']}. Ricci-Filtration "
+        f"reads pools of {facts['pool']}, token transport of {facts['default_pool']}, the controls "
+        "of either. The fixed k keeps the best by cosine, as many as the filter does; the best "
+        "control was chosen on the tuning part. 95 % intervals, 10,000 paired resamples. "
         + _conditions({"conditions": facts["conditions"] | facts["conditions"]["versions"]})
     )
 
@@ -78,9 +79,9 @@ def demo() -> str:
     head = ["", "kept", "recall", "nDCG@10", "of the kept", "filter/s", "rerank/s"]
     return (
         _table(head, rows)
-        + f"\n`make demo`: {result['queries']} questions over {result['passages']} passages of the "
-        "Python documentation, pools of 20, all-MiniLM-L6-v2. nDCG@10 of the full order "
-        "(survivors, then the dropped) and of the kept alone. " + _conditions(result)
+        + f"\n`make demo`: {result['rows'][0]['queries']} questions over {result['passages']} "
+        "passages of the Python documentation, pools of 20, all-MiniLM-L6-v2. nDCG@10 of the full "
+        "order (survivors, then the dropped) and of the kept alone. " + _conditions(result)
     )
 
 

@@ -1,16 +1,16 @@
-"""The engine behind LitServe (``pip install litserve``): run this file.
-
-POST /predict {"query": ..., "documents": [...]}. LitServe batches by the number of requests and
-answers a body that breaks a rule with 500; `ricci-gpu serve` does neither.
+"""The engine behind LitServe (``pip install litserve``): run this file, and POST to /predict what
+Cohere's clients send. LitServe batches by the number of requests.
 """
 
 from typing import Any
 
 import litserve
+from fastapi import HTTPException
 
 from ricci_gpu.serving.engine import Engine
+from ricci_gpu.serving.failures import Refusal
+from ricci_gpu.serving.plain import plain, read_task
 from ricci_gpu.serving.presets import Presets
-from ricci_gpu.serving.scores import plain
 from ricci_gpu.serving.tasks import Outcome, Task
 
 
@@ -19,13 +19,14 @@ class RerankAPI(litserve.LitAPI):
 
     def setup(self, device: str) -> None:
         presets = Presets(["default"], [f"runtime.device={device}"])
-        self.choice = presets.choose()
-        self.engine = Engine(self.choice.config)
+        self.choice, self.engine = presets.choose(), Engine(presets.choose().config)
         self.engine.warm_up(presets.configs)
 
     def decode_request(self, request: dict[str, Any]) -> Task:
-        documents = tuple(map(str, request["documents"]))
-        return Task(self.choice.config, self.choice.key, str(request["query"]), documents)
+        try:
+            return read_task(request, self.choice)
+        except Refusal as error:
+            raise HTTPException(400, error.message) from None
 
     def predict(self, tasks: list[Task]) -> list[Outcome]:
         return self.engine.rank(tasks)
@@ -35,5 +36,5 @@ class RerankAPI(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    api = RerankAPI(max_batch_size=64, batch_timeout=0.005)
-    litserve.LitServer(api, accelerator="auto").run(host="127.0.0.1", port=8000)
+    app = RerankAPI(max_batch_size=64, batch_timeout=0.005)
+    litserve.LitServer(app).run(host="127.0.0.1", port=8000)

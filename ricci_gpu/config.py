@@ -52,7 +52,7 @@ class RetrieveSettings:
     ``index`` is ``flat`` (exact), ``hnsw`` or ``ivf``.
     """
 
-    k: int = 20
+    k: int = 50
     index: str = "flat"
 
     def __post_init__(self) -> None:

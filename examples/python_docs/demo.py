@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         passages = sorted(passages, key=lambda passage: passage.id not in judged)
         passages = passages[: options.passages]
 
-    reranker = Reranker("default")
+    reranker = Reranker("default", ["retrieve.k=20"])  # that of the published filter, for all
     console.print(f"model {reranker.encoder.name} from {reranker.encoder.source}")
     start = time.perf_counter()
     with progress_bar("encode corpus") as progress:

@@ -35,7 +35,7 @@ import torch
 from ricci_gpu.corpus.files import as_path, json_rows
 from ricci_gpu.corpus.index import DenseIndex
 from ricci_gpu.corpus.records import Passage, require_unique
-from ricci_gpu.corpus.token_file import TokenFile, read_spans
+from ricci_gpu.corpus.token_file import TokenFile, map_rows, read_spans
 from ricci_gpu.errors import InputError, SettingError
 from ricci_gpu.output import flush_to_disk
 from ricci_gpu.shapes import Float, Int, Tensor
@@ -408,10 +408,8 @@ def _read_meta(folder: Path) -> StoreMeta:
 
 
 def _map_array(path: Path) -> np.ndarray:
-    """The array mapped from disk, copy-on-write: torch takes no read-only memory, and what is
-    written to it never reaches the file."""
     try:
-        return np.load(path, mmap_mode="c", allow_pickle=False)
+        return map_rows(path)
     except (OSError, EOFError, ValueError) as error:
         raise _damaged(path.parent, f"{path.name} cannot be read ({error})") from error
 

@@ -5,6 +5,7 @@ numpy pads the header of its files so that the first axis can grow in place: the
 once with zero rows and again, with the true number, at the end.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,7 +37,7 @@ class TokenFile:
 
     def append(self, rows: np.ndarray) -> None:
         if self._path is None:
-            self._parts.append(rows)
+            self._parts.append(rows.astype(np.float16, copy=False))
             return
         if self._file is None:
             self._shape = (0, rows.shape[1])
@@ -102,12 +103,38 @@ def _reader(array: np.ndarray) -> Iterator[Callable[[np.ndarray, int], None]]:
         file = path.open("rb")
     except OSError as error:
         raise InputError(f"{path}: can no longer be read ({error}). Restore it.") from error
+    changed = InputError(f"{path}: was replaced while it was in use. Open the store again.")
     with file:
-        if path.stat().st_size != first + array.nbytes:
-            raise InputError(f"{path}: was replaced while it was in use. Open the store again.")
+        if isinstance(array, MappedRows) and array.identity != _identity(file.fileno()):
+            raise changed
 
         def read(target: np.ndarray, start: int) -> None:
             file.seek(first + start * row_bytes)
-            file.readinto(target.data)
+            if file.readinto(target.data) != target.nbytes:
+                raise changed
 
         yield read
+
+
+class MappedRows(np.memmap):
+    """A mapped array that knows which file it is of, whatever takes its name later."""
+
+    identity: tuple[int, int, int] | None = None
+
+
+def map_rows(path: Path) -> MappedRows:
+    """The array mapped from disk, copy-on-write: torch takes no read-only memory, and what is
+    written to it never reaches the file.
+
+    Raises:
+        OSError, EOFError, ValueError: the file cannot be read.
+    """
+    identity = _identity(path)
+    array: MappedRows = np.load(path, mmap_mode="c", allow_pickle=False).view(MappedRows)
+    array.identity = identity
+    return array
+
+
+def _identity(file: Path | int) -> tuple[int, int, int]:
+    found = os.stat(file)
+    return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -6,21 +6,23 @@ count; precision, recall and F1 are of words, against the closest of the accepte
 is whether an accepted answer stands in the written one.
 """
 
+import json
 import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 
 from ricci_gpu.corpus.files import find_file, json_rows
 from ricci_gpu.corpus.store import CorpusStore
+from ricci_gpu.errors import InputError
 from ricci_gpu.evaluation.paper_protocol import TOP, System, ranked_ids, run_system
 from ricci_gpu.evaluation.pools import JudgedPools
-from ricci_gpu.models.folder import locate
+from ricci_gpu.models.folder import fingerprint, locate
 from ricci_gpu.models.kept_answers import KeptAnswers, key_of_request
 from ricci_gpu.models.pretrained import load_network, load_tokenizer, readable
 
@@ -65,7 +67,7 @@ class LocalChat:
         found, purpose = locate(name, "language model"), "answering questions"
         files = sorted(found.path.glob("*.gguf"))
         settings = {"gguf_file": files[0].name} if files else {}
-        self.name = name
+        self.fingerprint = fingerprint({"chat": name}, [found.path])
         self._tokenizer = load_tokenizer(found.path, purpose, **settings)
         self._model = load_network(
             found.path, "AutoModelForCausalLM", purpose, "cpu", torch.float32, **settings
@@ -95,7 +97,7 @@ class RememberedAnswers:
     """A generator that keeps every answer in a file and asks for none twice.
 
     Args:
-        name: of the generator: its answers are its own.
+        name: of the generator, and of where it runs: its answers are its own.
     """
 
     def __init__(self, generator: Generator, name: str, path: Path) -> None:
@@ -114,7 +116,8 @@ class RememberedAnswers:
             part = new[start : start + SLICE]
             made = self._generator.ask([asked[key] for key in part], max_tokens)
             answers = {key: text for key, text in zip(part, made, strict=True) if text is not None}
-            self._kept.append(answers)
+            if answers:
+                self._kept.append(answers)
             known |= answers
         return [known.get(key) for key in keys]
 
@@ -184,23 +187,38 @@ def normal_words(text: str) -> list[str]:
 
 
 def accepted_answers(folder: Path) -> dict[str, list[str]]:
-    """The field ``answer`` of ``queries.jsonl`` by query id: a text or several; empty without."""
+    """The field ``answer`` of ``queries.jsonl`` by query id: a text or several; empty without.
+
+    Raises:
+        InputError: an answer that is something else.
+    """
     source = find_file(folder, ("queries.jsonl", "queries.jsonl.gz"), "queries")
     found: dict[str, list[str]] = {}
     for _, row in json_rows(source):
-        answer: Any = row.get("answer")
-        answers = [answer] if isinstance(answer, str) else list(answer or [])
+        name, answer = str(row.get("_id", row.get("id"))), row.get("answer")
+        answers = [answer] if isinstance(answer, str) else answer
+        if answers is None:
+            continue
+        if not isinstance(answers, list) or not all(isinstance(each, str) for each in answers):
+            raise InputError(
+                f"{source}: `answer` of query `{name}` must be a text or a list of texts; got "
+                f"{json.dumps(answer)[:80]}. Write the texts alone."
+            )
         if answers:
-            found[str(row.get("_id", row.get("id")))] = answers
+            found[name] = answers
     return found
 
 
 def _contains(written: Sequence[str], wanted: Sequence[str]) -> bool:
+    if not wanted:
+        return not written
     spans = range(len(written) - len(wanted) + 1)
-    return bool(wanted) and any(written[i : i + len(wanted)] == wanted for i in spans)
+    return any(written[i : i + len(wanted)] == wanted for i in spans)
 
 
 def _overlap(written: Sequence[str], wanted: Sequence[str]) -> tuple[float, float, float]:
+    if not written and not wanted:  # "The" is nothing but an article: SQuAD counts it as met
+        return 1.0, 1.0, 1.0
     common = sum((Counter(written) & Counter(wanted)).values())
     if not common:
         return 0.0, 0.0, 0.0

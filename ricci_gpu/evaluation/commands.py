@@ -171,10 +171,14 @@ def _graders(options: argparse.Namespace, datasets: int, absent: list[str]) -> "
         absent.append("reranking by a language model (--llm names none)")
         return []
     grader: Grader
-    if options.llm_url is not None:
-        grader = EndpointGrader(ChatEndpoint(options.llm, options.llm_url))
-    else:
-        grader = LocalGrader.load(options.llm)
+    try:
+        if options.llm_url is not None:
+            grader = EndpointGrader(ChatEndpoint(options.llm, options.llm_url))
+        else:
+            grader = LocalGrader.load(options.llm)
+    except (SettingError, MissingDependencyError) as error:
+        absent.append(_cannot_load(f"reranking by the language model {options.llm}", error))
+        return []
     remembered = RememberedGrades(grader, options.grades or options.cache / "grades.jsonl")
     sample = max(options.llm_sample // datasets, 1)
     return [PairModel(f"language model {options.llm}", remembered.grade, sample)]
@@ -188,16 +192,22 @@ def _generator(options: argparse.Namespace, absent: list[str]) -> dict[str, Any]
     if options.llm is None or not options.answers:
         absent.append("answers (--llm and --answers ask for them)")
         return {}
-    if options.llm_url is not None:
-        chat: Any = ChatEndpoint(options.llm, options.llm_url)
-        says = f"Written by {options.llm} behind an OpenAI-compatible address."
-    else:
-        chat = LocalChat(options.llm)
-        says = (
-            f"Written by {options.llm}, a small model that runs here: an exercise of the "
-            "machinery, from which nothing follows about larger models."
-        )
-    kept = RememberedAnswers(chat, options.llm, options.cache / "answers.jsonl")
+    try:
+        if options.llm_url is not None:
+            chat: Any = ChatEndpoint(options.llm, options.llm_url)
+            name = f"{options.llm} at {options.llm_url}"
+            says = f"Written by {options.llm} behind an OpenAI-compatible address."
+        else:
+            chat = LocalChat(options.llm)
+            name = chat.fingerprint
+            says = (
+                f"Written by {options.llm}, a small model that runs here: an exercise of the "
+                "machinery, from which nothing follows about larger models."
+            )
+    except (SettingError, MissingDependencyError) as error:
+        absent.append(_cannot_load(f"answers of {options.llm}", error))
+        return {}
+    kept = RememberedAnswers(chat, name, options.cache / "answers.jsonl")
     return {"generator": kept, "generator_name": says}
 
 

@@ -39,6 +39,7 @@ from ricci_gpu.stages.token_filter import TokenTransportFilter
 
 PLOTTED = (
     "default",
+    "default filter, pool 20",
     "default filter, pool 50",
     "ricci ge",
     "ricci le",
@@ -133,6 +134,7 @@ class Evaluation:
             "pool": self.sizes.pool,
             "encoder": f"{self.passages.name} ({self.passages.source})",
             "rerankers": ["MaxSim", *(model.name for model in self.pair_models)],
+            "default_pool": self.config.retrieve.k,
             "default": f"{self.config.filter.name} {self.config.to_tree()['filter']}",
             "seed": self.seed,
             "queries": [],
@@ -181,11 +183,13 @@ class Evaluation:
         if sizes.variants:
             self.report(f"{name}: variants")
             base = self._token_filter()
-            tried = variants(base, store, self.head, sizes.pool, second)
+            usual = min(self.config.retrieve.k, deep)
+            larger = min(2 * usual, deep)
+            tried = variants(base, store, self.head, usual, larger, sizes.pool)
             unseen = slice(len(fit.queries), None)
             parts = {
-                "tune": {DENSE: tuning, HYBRID: hybrid_pools(store, bm25, asked_tuning, second)},
-                "test": {DENSE: pools, HYBRID: hybrid_pools(store, bm25, asked, second)},
+                "tune": {DENSE: tuning, HYBRID: hybrid_pools(store, bm25, asked_tuning, larger)},
+                "test": {DENSE: pools, HYBRID: hybrid_pools(store, bm25, asked, larger)},
             }
             judgements = chosen_on.qrels | test.qrels
             attempts.add(tried, default_variant(self.config), parts, judgements, unseen)

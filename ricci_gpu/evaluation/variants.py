@@ -71,8 +71,14 @@ def variants(
     head: LateInteraction | None,
     pool: int,
     deep: int,
+    small: int,
 ) -> list[Variant]:
-    """All attempts."""
+    """All attempts.
+
+    Args:
+        pool: candidates that the configured filter and most attempts read.
+        deep, small: other sizes that are tried.
+    """
     mass, idf = partial(mass_share, base), partial(mass_share, base, weighted=True)
     here: dict[str, Statistic] = {
         "idf token masses": idf,
@@ -105,8 +111,9 @@ def variants(
         for weight in (-0.5, -0.25, 0.25, 0.5):
             here[f"mass {weight:+g} {name}"] = partial(fusion, mass, weight, signal)
     found = [Variant(name, statistic, pool) for name, statistic in here.items()]
+    found += [Variant(f"pool {size}", mass, size) for size in sorted({small, deep} - {pool})]
     found += _larger_pools(base, deep)
-    for size in (pool, deep):
+    for size in dict.fromkeys([pool, deep]):
         found += [
             Variant(f"hybrid pool {size}", mass, size, HYBRID),
             Variant(f"hybrid pool {size}, its own order", _cosine, size, HYBRID),
@@ -132,8 +139,6 @@ def variants(
 
 def _larger_pools(base: TokenTransportFilter, deep: int) -> list[Variant]:
     found = [
-        Variant(f"pool {deep}", partial(mass_share, base), deep),
-        Variant(f"pool {2 * deep}", partial(mass_share, base), 2 * deep),
         Variant(f"idf token masses, pool {deep}", partial(mass_share, base, weighted=True), deep),
         Variant(f"MaxSim, pool {deep}", _maxsim, deep),
         Variant(f"MaxSim idf, pool {deep}", _maxsim_idf, deep),

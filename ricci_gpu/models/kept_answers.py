@@ -24,7 +24,7 @@ class KeptAnswers:
         known: dict[str, Any] = {}
         if not self._path.is_file():
             return known
-        with self._path.open(encoding="utf-8") as file:
+        with self._path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 try:
                     row = json.loads(line)

@@ -257,10 +257,12 @@ def _maxima_on_cpu(request: _Request, width: int) -> Tensor:
 
 
 def _fill_compiled(request: _Request, queries: Tensor, maxima: Tensor) -> None:
-    tokens, offsets = request.document_tokens, request.document_offsets.contiguous()
-    owned = queries.contiguous(), request.query_offsets.contiguous()
+    tokens, offsets = request.document_tokens, request.document_offsets.long().contiguous()
+    owned = queries.contiguous(), request.query_offsets.long().contiguous()
     real = ((request.pair_query >= 0) & (request.pair_document >= 0)).nonzero()[:, 0]
-    pair_query, pair_document = request.pair_query[real], request.pair_document[real]
+    pair_query, pair_document = request.pair_query[real].long(), request.pair_document[real].long()
+    _require_there(pair_query, len(owned[1]) - 1, "query")
+    _require_there(pair_document, len(offsets) - 1, "document")
     target = maxima if len(real) == len(maxima) else maxima[real]
     if widens(tokens, queries) and request.document_scales is None:
         fill_maxima(*owned, tokens.contiguous(), offsets, pair_query, pair_document, target)
@@ -275,6 +277,15 @@ def _fill_compiled(request: _Request, queries: Tensor, maxima: Tensor) -> None:
             fill_maxima(*owned, wide, local, pair_query[one], places, target[one])
     if target is not maxima:
         maxima[real] = target
+
+
+def _require_there(pairs: Tensor, count: int, what: str) -> None:
+    """The compiled kernel reads whatever memory an index points at."""
+    if len(pairs) and int(pairs.max()) >= count:
+        raise InputError(
+            f"`pair_{what}` must hold numbers below {count}, one per {what}; got "
+            f"{int(pairs.max())}. Check it against the offsets."
+        )
 
 
 def _fill_by_products(request: _Request, queries: Tensor, maxima: Tensor) -> None:

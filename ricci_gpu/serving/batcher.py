@@ -187,11 +187,13 @@ class Batcher:
         most = self._settings
         batch: list[Waiting] = []
         pairs = cost = 0
-        seconds, target = 0.0, self._target()
+        seconds, target, now = 0.0, self._target(), self._clock()
         for each in sorted(self._queue.values(), key=lambda waiting: waiting.order):
             pairs += each.task.pairs
             cost += each.cost
             seconds += self._seconds(each)
+            # All have their answers when the batch is done, so it must be done in time for all.
+            target = min(target, each.deadline - now)
             too_much = (
                 len(batch) == most.batch_requests
                 or pairs > most.batch_pairs

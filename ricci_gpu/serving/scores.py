@@ -17,11 +17,10 @@ the lowest raw score of the answer); the extension says which documents the filt
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from ricci_gpu.config import Config
 from ricci_gpu.output import Hit
-from ricci_gpu.serving.tasks import Answer, Failure, Outcome
+from ricci_gpu.serving.tasks import Answer
 from ricci_gpu.stages.rerank import KeepOrder, MaxSim
 from ricci_gpu.stages.token_filter import TokenTransportFilter
 
@@ -71,11 +70,3 @@ def _logistic(score: float) -> float:
         return 1.0 / (1.0 + math.exp(-score))
     power = math.exp(score)
     return power / (1.0 + power)
-
-
-def plain(outcome: Outcome, config: Config) -> dict[str, Any]:
-    """An outcome as plain data, for servers that have no dialects: results, or an error."""
-    if isinstance(outcome, Failure):
-        return {"error": outcome.message}
-    rows = scored(outcome, config, raw=False)
-    return {"results": [{"index": r.hit.position, "relevance_score": r.score} for r in rows]}

@@ -114,17 +114,20 @@ class Service:
         options = call.options
         choice = self.presets.for_pairs(options.preset or self._preset_of_model(call.model))
         self._require_number(len(call.queries))
-        waits = []
+        tasks = []
         warnings: list[str] = []
+        first = 0  # documents are counted through all pools
         for query, documents in zip(call.queries, call.pools, strict=True):
-            rerank, said = self._within_limits(Call(query, documents, documents))
+            asked = Call(query, documents, documents, truncate=options.truncate)
+            rerank, said = self._within_limits(asked, first)
             warnings += said
-            task = Task(choice.config, choice.key, rerank.query, rerank.documents)
-            waits.append(self._ranked(task, options.deadline_s, options.priority))
+            first += len(documents)
+            tasks.append(Task(choice.config, choice.key, rerank.query, rerank.documents))
+        waits = [self._ranked(task, options.deadline_s, options.priority) for task in tasks]
         scores: list[float] = []
         tokens = 0
         for answer in await _all_or_first_error(waits):
-            warnings += self._cut(answer, options.truncate)
+            warnings += self._cut(answer, options.truncate, len(scores))
             tokens += answer.tokens
             made = sorted(
                 scored(answer, choice.config, call.raw), key=lambda each: each.hit.position
@@ -154,8 +157,8 @@ class Service:
         """A model that is called like a preset means it; all other names are of other servers."""
         return model if model is not None and self.presets.knows(model) else None
 
-    def _within_limits(self, call: Call) -> tuple[Call, list[str]]:
-        """The call with long texts cut, and a warning for each.
+    def _within_limits(self, call: Call, first: int = 0) -> tuple[Call, list[str]]:
+        """The call with long texts cut, and a warning for each; documents count from ``first``.
 
         Raises:
             Refusal: 413.
@@ -166,7 +169,7 @@ class Service:
         if not long and len(call.query) <= most:
             return call, []
         if not call.truncate:
-            what = f"document {long[0]}" if long else "the query"
+            what = f"document {first + long[0]}" if long else "the query"
             raise Refusal(413, f"{what} must have at most {most} characters. Cut it.")
         cut = replace(
             call,
@@ -174,7 +177,7 @@ class Service:
             documents=tuple(text[:most] for text in call.documents),
         )
         self.metrics.cut.inc(len(long))
-        warnings = [f"document {at} was cut to {most} characters" for at in long]
+        warnings = [f"document {first + at} was cut to {most} characters" for at in long]
         if len(call.query) > most:
             warnings.append(f"the query was cut to {most} characters")
         return cut, warnings
@@ -184,13 +187,13 @@ class Service:
         if pairs > most:
             raise Refusal(413, f"a request may have at most {most} documents; got {pairs}.")
 
-    def _cut(self, answer: Answer, truncate: bool) -> list[str]:
-        """Warnings for what the model did not read to its end.
+    def _cut(self, answer: Answer, truncate: bool, first: int = 0) -> list[str]:
+        """Warnings for what the model did not read to its end; documents count from ``first``.
 
         Raises:
             Refusal: 413, where the request does not want that.
         """
-        names = [f"document {at}" for at in answer.cut]
+        names = [f"document {first + at}" for at in answer.cut]
         names += ["the query"] if answer.query_cut else []
         if names and not truncate:
             raise Refusal(
@@ -243,8 +246,16 @@ class Service:
         settings = self.settings
         return [
             ProcessWorker(self.presets.configs, device, settings.threads, settings.batch_s)
-            for device in settings.devices or _devices()
+            for device in settings.devices or self._devices()
         ]
+
+    def _devices(self) -> list[str | None]:
+        """Every GPU where the settings leave the device open, else the one they name."""
+        import torch
+
+        named = self.presets.configs[self.presets.default].runtime.device != "auto"
+        count = 0 if named else torch.cuda.device_count()
+        return [f"cuda:{at}" for at in range(count)] or [None]
 
 
 async def _all_or_first_error(waits: Sequence[Coroutine[Any, Any, Answer]]) -> list[Answer]:
@@ -288,11 +299,3 @@ def _require_possible(task: Task) -> None:
 
 def _ready(worker: Worker) -> bool:
     return worker.ready
-
-
-def _devices() -> list[str | None]:
-    """Every GPU, or whatever the settings say."""
-    import torch
-
-    found: list[str | None] = [f"cuda:{at}" for at in range(torch.cuda.device_count())]
-    return found or [None]

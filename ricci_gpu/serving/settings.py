@@ -1,5 +1,6 @@
 """Settings of the server, frozen once read."""
 
+import math
 from dataclasses import dataclass, fields
 
 from ricci_gpu.errors import SettingError
@@ -63,6 +64,8 @@ class ServeSettings:
             value = getattr(self, each.name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
+            if not math.isfinite(value):
+                raise SettingError(f"`{each.name}` must be a finite number; got {value}.")
             if value < 0 or (value == 0 and each.name not in may_be_zero):
                 least = "at least 0" if each.name in may_be_zero else "greater than 0"
                 raise SettingError(f"`{each.name}` must be {least}; got {value}.")

@@ -225,10 +225,10 @@ def _work(
             message = pipe.recv()
             if message is None:
                 return
-            if message == "warm up":
-                pipe.send(_trouble_of_warm_up(engine, configs))
-            else:
-                pipe.send(engine.rank(message))
+            warming = message == "warm up"
+            answer = _trouble_of_warm_up(engine, configs) if warming else engine.rank(message)
+            beat.value = time.monotonic()  # fresh when the server sees that the batch is done
+            pipe.send(answer)
         except (EOFError, OSError):  # the server has gone
             return
 

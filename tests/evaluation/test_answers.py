@@ -3,6 +3,7 @@ import json
 import pytest
 
 from ricci_gpu.config import Config
+from ricci_gpu.errors import InputError
 from ricci_gpu.evaluation.answers import (
     RememberedAnswers,
     accepted_answers,
@@ -26,6 +27,7 @@ def test_scores_by_hand():
     assert score_answer("Tower Eiffel", ["Eiffel Tower"])[0] == 0
     assert score_answer("", ["Rollo"]) == (0, 0, 0, 0)
     assert score_answer("unknown", ["the"]) == (0, 0, 0, 0)
+    assert score_answer("A", ["the"]) == (1, 1, 1, 1)  # nothing left of either
 
 
 def test_answers_of_a_dataset(tmp_path):
@@ -37,6 +39,14 @@ def test_answers_of_a_dataset(tmp_path):
     ]
     (tmp_path / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert accepted_answers(tmp_path) == {"1": ["one"], "2": ["two", "2"]}
+
+
+def test_an_answer_that_is_no_text_is_refused(tmp_path):
+    for answer in ('{"text": ["one"]}', "3", '["one", null]'):
+        line = f'{{"_id": "q7", "text": "", "answer": {answer}}}\n'
+        (tmp_path / "queries.jsonl").write_text(line)
+        with pytest.raises(InputError, match="`answer` of query `q7` must be a text or"):
+            accepted_answers(tmp_path)
 
 
 def test_every_system_is_asked_with_its_own_passages(pools_of, store):

@@ -22,7 +22,7 @@ BASE = TokenTransportFilter()
 def test_every_attempt_scores_every_candidate(pools_of, store):
     pools = pools_of()
     names = set()
-    for variant in tried.variants(BASE, store, None, 20, 20):
+    for variant in tried.variants(BASE, store, None, 20, 20, 20):
         if variant.pool != 20 or variant.source != "dense":
             continue
         values = variant.statistic(pools)
@@ -30,7 +30,7 @@ def test_every_attempt_scores_every_candidate(pools_of, store):
         assert torch.isfinite(values).all(), variant.name
         names.add(variant.name)
     assert "T = 0.15, 5 steps" not in names  # that is the filter itself
-    every = tried.variants(BASE, store, None, 20, 50)
+    every = tried.variants(BASE, store, None, 20, 50, 10)
     assert len({variant.name for variant in every}) == len(every)
 
 

@@ -339,3 +339,24 @@ def test_factors_that_do_not_fit_the_documents_are_refused(dtype, scaled, messag
     scales = torch.ones(3) if scaled else None
     with pytest.raises(InputError, match=message):
         maxsim(queries, q_offsets, documents.to(dtype), d_offsets, *pair, document_scales=scales)
+
+
+def test_indices_of_32_bits_are_as_good(route):
+    queries, q_offsets = _packed([5, 3], 0)
+    documents, d_offsets = _packed([6, 1, 7], 1)
+    pairs = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 1])
+    expected = maxsim(queries, q_offsets, documents, d_offsets, *pairs)
+    short = [each.to(torch.int32) for each in (q_offsets, d_offsets, *pairs)]
+    got = maxsim(queries, short[0], documents, short[1], *short[2:])
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6)
+
+
+def test_the_compiled_kernel_reads_nothing_beyond_the_last_document():
+    pytest.importorskip("numba")
+    queries, q_offsets = _packed([5], 0)
+    documents, d_offsets = _packed([6, 1], 1)
+    zero, beyond = torch.tensor([0]), torch.tensor([2])
+    with pytest.raises(InputError, match=r"`pair_document` must .* below 2, one per document"):
+        maxsim(queries, q_offsets, documents, d_offsets, zero, beyond)
+    with pytest.raises(InputError, match=r"`pair_query` must .* below 1, one per query; got 2"):
+        maxsim(queries, q_offsets, documents, d_offsets, beyond, zero)

@@ -163,6 +163,13 @@ def test_what_the_model_cuts_is_told_or_refused(serve, run, encoder):
             response = await client.post("/v2/rerank", json=refusing)
             assert response.status_code == 413
             assert message(response).startswith("document 0 must be shorter than the 256 tokens")
+            pairs = {"text_1": ["gpu", "cpu"], "text_2": ["cpu", "gpu " * 3000]}
+            answer = await client.post("/score", json=pairs)
+            assert "document 1 was read up to 256 tokens" in answer.text
+            pairs["text_2"][1] = "gpu " * 20_000
+            response = await client.post("/score", json=pairs | {"ricci": {"truncate": False}})
+            assert response.status_code == 413
+            assert message(response).startswith("document 1 must have at most")
 
     run(go())
 

@@ -201,3 +201,22 @@ def test_a_server_that_stops_takes_nothing_more(run):
             await one
 
     run(go())
+
+
+@pytest.mark.parametrize(("waiting", "size"), [(12, 5), (61, 20)])
+def test_batches_grow_with_what_waits(run, waiting, size):
+    """Half a second's work, or a third of all that waits."""
+
+    async def go():
+        queue = batcher(batch_target_s=0.55, max_wait_ms=0.0)
+        [first] = await submitted(queue, task(), seconds=60.0)
+        finish(queue, await queue.take(), seconds=0.1)  # the pace: a tenth of a second each
+        await first
+        requests = await submitted(queue, *[task() for _ in range(waiting)], seconds=60.0)
+        batch = await queue.take()
+        assert len(batch) == size
+        finish(queue, batch)
+        queue.refuse_all()
+        await asyncio.gather(*requests, return_exceptions=True)
+
+    run(go())

@@ -59,6 +59,11 @@ def test_keys(tmp_path):
     empty.write_text("# nothing\n")
     with pytest.raises(SettingError, match="must hold a key per line; it holds none"):
         read_keys(empty)
+    some = tmp_path / "some"
+    some.write_text("  # a remark\n  first-key \n\nschlüssel\n", encoding="utf-8")
+    assert read_keys(some) == ("first-key", "schlüssel")
+    as_sent = "Bearer schlüssel".encode().decode("latin-1")  # how a header comes
+    require_key(("first-key", "schlüssel"), "/v1/rerank", as_sent)
     require_key((), "/v1/rerank", None)
     require_key(("a-key",), "/health", None)
     require_key(("a-key", "b-key"), "/v1/rerank", "bearer b-key")

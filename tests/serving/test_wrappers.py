@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("fastapi")
+from fastapi import HTTPException
+
 from ricci_gpu.serving.engine import Engine
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -33,6 +36,10 @@ def test_litserve(words, monkeypatch):
     first, second = (api.encode_response(outcome) for outcome in api.predict(tasks))
     assert [each["index"] for each in first["results"]] == [1, 2, 0]
     assert [each["index"] for each in second["results"]] == [0]
+    for body in ({"query": "a"}, BODY | {"documents": "a text"}, BODY | {"documents": [{}]}):
+        with pytest.raises(HTTPException) as error:
+            api.decode_request(body)
+        assert error.value.status_code == 400
 
 
 @pytest.mark.slow

@@ -238,7 +238,7 @@ def _compiled() -> Callable[..., None]:
             'numba is not installed. Install it with: pip install "ricci-gpu[exact]"'
         )
         return _solve_graphs
-    logger.info("compiling the exact transport solver; later runs on this machine reuse it")
+    logger.info("exact transport: compiled at its first use on a machine, in half a minute")
     # The shape checks of a test run wrap every function; the compiler needs the bare one.
     compiled: Callable[..., None] = numba.njit(
         cache=True, nogil=True, fastmath={"nnan", "nsz", "reassoc", "contract"}
