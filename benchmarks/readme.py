@@ -11,7 +11,14 @@ README = Path(__file__).parents[1] / "README.md"
 
 def main() -> None:
     text = README.read_text(encoding="utf-8")
-    sections = {"quality": quality, "measured": demo, "counts": counts, "flow": flow}
+    sections = {
+        "quality": quality,
+        "measured": demo,
+        "jobs": jobs,
+        "serving": serving,
+        "counts": counts,
+        "flow": flow,
+    }
     for name, section in sections.items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
         head, rest = text.split(begin)
@@ -82,6 +89,51 @@ def demo() -> str:
         + f"\n`make demo`: {result['rows'][0]['queries']} questions over {result['passages']} "
         "passages of the Python documentation, pools of 20, all-MiniLM-L6-v2. nDCG@10 of the full "
         "order (survivors, then the dropped) and of the kept alone. " + _conditions(result)
+    )
+
+
+def jobs() -> str:
+    result = _result("batch")
+    logs = {"scifact": "web searches, SciFact", "squad2": "questions, SQuAD2"}
+    rows = [
+        [preset, says, f"{each[log]['rows']:,}", f"{each[log]['queries_per_s']:.0f}"]
+        for preset, each in result["presets"].items()
+        for log, says in logs.items()
+    ]
+    notes = [
+        f"`{preset}`: overhead over the pure computation of the same batches "
+        f"{100 * each['overhead']:.1f} %, two processes {each['scaling_1_to_2']:.2f} times one, "
+        f"peak memory {each['peak_memory_ratio_60k_to_10k']:.2f} times that of a sixth of the log "
+        f"({each['scifact']['peak_mib']:,.0f} MiB)."
+        for preset, each in result["presets"].items()
+    ]
+    head = ["preset", "log, corpus", "rows", "queries/s"]
+    return (
+        _table(head, rows)
+        + "\n`make bench-batch`: one worker of one thread; passages were indexed before. "
+        + f"{' '.join(notes)} {_conditions(result)}"
+    )
+
+
+def serving() -> str:
+    result = _result("serve")
+    rows = []
+    for preset, kinds in result["presets"].items():
+        for kind, figures in kinds.items():
+            for clients, row in figures["clients"].items():
+                share = f"{row['share_of_offline']:.2f}"
+                latency = [f"{row[name] / 1000:.2f}" for name in ("p50_ms", "p99_ms")]
+                rate = f"{row['requests_per_s']:.1f}"
+                rows.append([preset, kind, clients, rate, share, *latency])
+    flood, kill, fuzz = result["overload"], result["worker_kill"], result["fuzz"]
+    head = ["preset", "sent", "clients", "requests/s", "of the engine's rate", "p50 s", "p99 s"]
+    return (
+        _table(head, rows)
+        + f"\n`make bench-serve`: pools of {result['pool']}, one worker of one thread, its server "
+        f"and the clients on the same two cores. {flood['seconds']:.0f} s of four times its load: "
+        f"{flood['crashes']} crashes, {flood['late']} late answers, memory "
+        f"{100 * flood['memory_growth']:+.1f} %. Worker killed: {kill['lost']} requests lost. "
+        f"{fuzz['requests']:,} random bodies: {fuzz['status_500']} times 500. {_conditions(result)}"
     )
 
 
