@@ -28,7 +28,8 @@ def test_every_rule_decides_for_every_candidate(pools_of):
 
 
 def test_rules_on_larger_pools_say_so():
-    rules = {rule.name: rule for rule in catalogue(Config(), 20, 50)}
+    smaller = Config.load("default", ["retrieve.k=20"])
+    rules = {rule.name: rule for rule in catalogue(smaller, 20, 50)}
     assert rules["default"].pool == 20
     assert rules["default filter, pool 50"].pool == 50
     assert "default filter, pool 20" not in rules  # that is the default

@@ -85,13 +85,13 @@ def test_costs_count_the_passages_that_are_read(index, tmp_path):
     log = write_log(tmp_path / "log.tsv", 10)
     few = plan_job(CONFIG, [str(log)], index, unit_rows=5)
     many = plan_job(Config.load("default", ["retrieve.k=10"]), [str(log)], index, unit_rows=5)
-    # 24 passages of 5 words: 20 or 10 of them for each of 5 queries
-    assert few.units[0].cost - many.units[0].cost == 5 * 10 * 5
+    # 24 passages of 5 words: all or 10 of them for each of 5 queries
+    assert few.units[0].cost - many.units[0].cost == 5 * 14 * 5
 
 
 def test_batches_hold_a_number_of_tokens(index, tmp_path):
     log = write_log(tmp_path / "log.tsv", 10)
-    job = planned(index, log, batch_tokens=400)  # a pool has 20 passages of 5 words
+    job = planned(index, log, batch_tokens=480)  # a pool has all 24 passages of 5 words
     batches = UnitRanker(job, "cpu").batches(read_unit(job, job.units[0]))
     assert [len(batch) for batch in batches] == [4, 4, 2]
     few = replace(job, batch_rows=3)
@@ -254,7 +254,7 @@ def test_another_job_in_the_folder_is_refused(index, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('"k": 20', '"k": 21', "was changed after planning"),
+        ('"k": 50', '"k": 21', "was changed after planning"),
         ('"ricci_gpu": "', '"ricci_gpu": "0.', "which may give other scores"),
         ('"format": "ricci_gpu batch job"', '"format": "?"', "must say that its format"),
         ("{\n", "", "cannot be read"),

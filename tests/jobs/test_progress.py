@@ -37,7 +37,7 @@ def test_the_bar_tells_the_state_of_the_whole_job(planned, monkeypatch):
     assert "12/12" in drawn
     assert "rows/s" in drawn
     assert "0 units in the queue" in drawn
-    assert "35 % padding" in drawn  # pools of 20 in places for 31
+    assert "23 % padding" in drawn  # pools of 24 in places for 31
 
 
 def test_no_bar_where_there_is_no_terminal(planned, monkeypatch):
