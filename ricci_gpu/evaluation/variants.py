@@ -308,11 +308,12 @@ class Attempts:
             unseen: queries of the tuning part that no weights were trained on.
         """
         for part, pools in parts.items():
-            ours = figures(default, pools[default.source], judgements)
+            cuts = {source: Cuts(deep) for source, deep in pools.items()}
+            ours = figures(default, cuts[default.source], judgements)
             for variant in tried:
                 if variant.pool > pools[variant.source].size:
                     continue
-                theirs = figures(variant, pools[variant.source], judgements)
+                theirs = figures(variant, cuts[variant.source], judgements)
                 rows = unseen if variant.trained and part == "tune" else slice(None)
                 for measure in [name for name in ours if name in theirs]:
                     key = (variant.name, measure)
@@ -332,12 +333,28 @@ class Attempts:
         return found
 
 
-def figures(variant: Variant, deep: JudgedPools, judgements: Judgements) -> dict[str, np.ndarray]:
+class Cuts:
+    """Deep pools cut to the sizes that variants want; each cut is made once."""
+
+    def __init__(self, deep: JudgedPools) -> None:
+        self._deep = deep
+        self._made: dict[int, tuple[JudgedPools, JudgedPools | None]] = {}
+
+    def __call__(self, size: int) -> tuple[JudgedPools, JudgedPools | None]:
+        """The pools of that size, and null pools where there is enough to fill them up."""
+        if size not in self._made:
+            enough = size + int(self._deep.gold.sum(dim=1).max()) <= self._deep.size
+            null = self._deep.without_gold(size) if enough else None
+            self._made[size] = self._deep.top(size), null
+        return self._made[size]
+
+
+def figures(variant: Variant, cuts: Cuts, judgements: Judgements) -> dict[str, np.ndarray]:
     """Per query: recall at every budget, nDCG@10, and recall where null pools share the budget.
 
-    The last only where the deep pools hold enough to fill up null pools.
+    The last only where there are null pools.
     """
-    pools = deep.top(variant.pool)
+    pools, null = cuts(variant.pool)
     values = variant.statistic(pools).double()
     array = values.numpy()
     found = {
@@ -351,9 +368,8 @@ def figures(variant: Variant, deep: JudgedPools, judgements: Judgements) -> dict
         for query, ordered in zip(pools.queries, rows.tolist(), strict=True)
     }
     found[NDCG] = per_query(runs, by_row(pools, judgements), [NDCG])[NDCG]
-    if variant.pool + int(deep.gold.sum(dim=1).max()) <= deep.size:
-        null = variant.statistic(deep.without_gold(variant.pool)).double().numpy()
-        both = np.concatenate([array, null])
+    if null is not None:
+        both = np.concatenate([array, variant.statistic(null).double().numpy()])
         kept = cut_at(both, 3.0).kept(both)[: len(array)]
         found[NULL_RECALL] = (kept * pools.gain).sum(axis=1)
     return found

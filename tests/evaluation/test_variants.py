@@ -12,7 +12,7 @@ from ricci_gpu.evaluation.token_graph import (
     profiles,
     uniform,
 )
-from ricci_gpu.evaluation.variants import Attempts, Variant, figures
+from ricci_gpu.evaluation.variants import Attempts, Cuts, Variant, figures
 from ricci_gpu.ops.token_transport import token_transport
 from ricci_gpu.stages.token_filter import TokenTransportFilter
 
@@ -151,7 +151,7 @@ def test_ndcg_counts_what_was_never_retrieved(pools_of, dataset):
     pools = pools_of("test", 3)
     judgements = dataset.part("test").qrels
     best = Variant("best", lambda p: p.gold.double(), 3)
-    gold_first = figures(best, pools, judgements)
+    gold_first = figures(best, Cuts(pools), judgements)
     found = gold_first["nDCG@10"]
     all_there = pools.gold.sum(dim=1).numpy() == pools.relevant.numpy()
     assert np.allclose(found[all_there], 1)
