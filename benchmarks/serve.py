@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.datasets import data_folder
-from benchmarks.record import finish
+from benchmarks.record import RESULTS, finish
 from ricci_gpu.corpus.readers import read_corpus, read_queries
 from ricci_gpu.serving.calls import vectors_of
 from ricci_gpu.serving.engine import Engine
@@ -40,6 +40,7 @@ from ricci_gpu.serving.vectors import encode
 
 PRESETS = ("default", "ricci_filtration")
 CLIENTS = (1, 16, 64, 256)
+PARTS = ("load", "kill", "overload", "fuzz")
 POOL, WORDS, WIDTH = (
     10,
     25,
@@ -57,7 +58,16 @@ class Connection:
         self.reader = self.writer = None
 
     async def post(self, body: bytes, path: str = "/v1/rerank") -> int:
-        """The status; 0 when the connection broke."""
+        """The status; 0 when the connection broke.
+
+        A kept connection that breaks may have been closed for idling: as every client does, it is
+        opened again, once.
+        """
+        kept = self.writer is not None
+        status = await self._post(body, path)
+        return await self._post(body, path) if kept and status == 0 else status
+
+    async def _post(self, body: bytes, path: str) -> int:
         try:
             if self.writer is None:
                 self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -212,17 +222,18 @@ async def load(port: int, bodies: Sequence[bytes], clients: int, seconds: float)
     }
 
 
-async def overload(port: int, process, body: bytes, rate: float, seconds: float) -> dict:
-    """Requests at a steady rate, whatever the server can do."""
-    deadline_body = json.loads(body)
-    deadline_body["ricci"]["deadline_s"] = DEADLINE_S
-    body = json.dumps(deadline_body).encode()
+async def overload(
+    port: int, process, bodies: Sequence[dict], preset: str, rate: float, seconds: float
+) -> dict:
+    """Requests at a steady rate, whatever the server can do; equal ones would share their work."""
+    given = {"preset": preset, "deadline_s": DEADLINE_S}
+    encodings = [json.dumps(body | {"ricci": given}).encode() for body in bodies]
     statuses: Counter[int] = Counter()
     late = 0
     free: list[Connection] = []
     memory: list[tuple[float, int]] = []
 
-    async def one() -> None:
+    async def one(body: bytes) -> None:
         nonlocal late
         connection = free.pop() if free else Connection(port)
         sent = time.perf_counter()
@@ -236,7 +247,7 @@ async def overload(port: int, process, body: bytes, rate: float, seconds: float)
     sent = 0
     while (now := time.perf_counter() - start) < seconds:
         while sent < now * rate:
-            task = asyncio.create_task(one())
+            task = asyncio.create_task(one(encodings[sent % len(encodings)]))
             running.add(task)
             task.add_done_callback(running.discard)
             sent += 1
@@ -340,45 +351,61 @@ def main() -> None:
     parser.add_argument("--preset", action="append", choices=PRESETS, help="both by default")
     parser.add_argument("--bodies", type=int, default=128, help="different requests")
     parser.add_argument("--fuzz", type=int, default=10_000)
+    parser.add_argument("--part", action="append", choices=PARTS, help="all by default")
     parser.add_argument("--record", action="store_true", help="keep the figures in results/")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    parts = options.part or list(PARTS)
+    # A part that is measured alone joins those on record; the load says what the server can do.
+    document = {} if "load" in parts else json.loads((RESULTS / "serve.json").read_text())
+    document |= {"bench": "serve", "pool": POOL, "words_per_document": WORDS}
+    if "load" in parts:
+        document |= measure_load(options)
+    cpu = ("--set", "runtime.device=cpu", "--deadline-s", "300")
+    preset = next(iter(document["presets"]))
+    by_clients = document["presets"][preset]["texts"]["clients"]
+    capacity = by_clients[most_clients(by_clients)]["requests_per_s"]
+    with server(*cpu) as (port, process):
+        if "kill" in parts:
+            sent = encoded(text_bodies(32), preset)
+            document["worker_kill"] = asyncio.run(kill(port, process, sent, options.kill_seconds))
+        if "overload" in parts:
+            rate, seconds = 4 * capacity, options.overload_seconds
+            console.print(f"overload for {seconds:g} s at {rate:.1f} requests / s")
+            flood = overload(port, process, text_bodies(1024), preset, rate, seconds)
+            document["overload"] = asyncio.run(flood)
+    if "fuzz" in parts:
+        document["fuzz"] = fuzz(options.fuzz)
+    show(document["presets"])
+    finish(document, options.record)
+
+
+def most_clients(by_clients: dict) -> str:
+    """The number of clients that the aims are about, or the largest."""
+    return "64" if "64" in by_clients else list(by_clients)[-1]
+
+
+def measure_load(options) -> dict:
+    """Every preset with texts and with vectors, from all numbers of clients."""
     chosen = tuple(options.preset or PRESETS)
     presets = Presets(PRESETS, ["runtime.device=cpu"])
     engine = Engine(presets.choose().config)
     rates: dict[str, dict[str, dict]] = {}
-    cpu = ("--set", "runtime.device=cpu", "--deadline-s", "300")
-    with server(*cpu) as (port, _):
+    with server("--set", "runtime.device=cpu", "--deadline-s", "300") as (port, _):
         for preset in chosen:
             rates[preset] = {
                 kind: measure(preset, kind, options, engine, presets, port)
                 for kind in ("texts", "vectors")
             }
-    first = rates[chosen[0]]
-    most = str(64 if 64 in options.clients else options.clients[-1])
-    sent = encoded(text_bodies(32), chosen[0])
-    with server(*cpu) as (port, process):
-        killed = asyncio.run(kill(port, process, sent, options.kill_seconds))
-        capacity = first["texts"]["clients"][most]["requests_per_s"]
-        console.print(f"overload for {options.overload_seconds:g} s at 4 x {capacity:.1f} / s")
-        flood = asyncio.run(
-            overload(port, process, sent[0], 4 * capacity, options.overload_seconds)
-        )
-    show(rates)
-    document = {
-        "bench": "serve",
-        "share_of_offline": {
-            kind: first[kind]["clients"][most]["share_of_offline"] for kind in first
-        },
-        "p99_ms": {kind: first[kind]["clients"][most]["p99_ms"] for kind in first},
-        "overload": flood,
-        "fuzz": fuzz(options.fuzz),
-        "worker_kill": killed,
-        "presets": rates,
-        "pool": POOL,
-        "words_per_document": WORDS,
+    first = {
+        kind: figures["clients"][most_clients(figures["clients"])]
+        for kind, figures in rates[chosen[0]].items()
     }
-    finish(document, options.record)
+    return {
+        "share_of_offline": {kind: row["share_of_offline"] for kind, row in first.items()},
+        "p99_ms": {kind: row["p99_ms"] for kind, row in first.items()},
+        "presets": rates,
+    }
 
 
 def show(rates: dict[str, dict[str, dict]]) -> None:

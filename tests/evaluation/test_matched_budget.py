@@ -34,7 +34,9 @@ def test_between_two_values_of_the_knob_the_recall_is_linear():
 
 def test_rows_of_one_dataset(pools_of):
     tune, test = pools_of("tune", 30), pools_of("test", 30)
-    result = compare("small", catalogue(Config(), 20, 30), tune, test)
+    result = compare(
+        "small", catalogue(Config.load("default", ["retrieve.k=20"]), 20, 30), tune, test
+    )
     rows = {(row.rule, row.budget): row for row in result.rows}
     assert {row.budget for row in result.rows} == {2, 3, 5, 8}
     fixed = rows[FIXED_K, 3.0]

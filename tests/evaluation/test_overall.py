@@ -16,7 +16,7 @@ NAMES = (
 
 
 def test_every_dataset_has_the_same_weight(pools_of):
-    every = catalogue(Config(), 20, 20)
+    every = catalogue(Config.load("default", ["retrieve.k=20"]), 20, 20)
     rules = [rule for rule in every if rule.name not in ("HDBSCAN", "2-means")]
     tune, test = pools_of("tune"), pools_of("test")
     one = compare("one", rules, tune, test)

@@ -19,7 +19,7 @@ def _nodes(seed: int, size: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_every_rule_decides_for_every_candidate(pools_of):
     pools = pools_of()
-    for rule in catalogue(Config(), 20, 20):
+    for rule in catalogue(Config.load("default", ["retrieve.k=20"]), 20, 20):
         decision = rule.decide(pools)
         given = [each for each in (decision.statistic, decision.keep) if each is not None]
         assert given, rule.name
@@ -45,7 +45,10 @@ def test_rules_on_larger_pools_say_so():
 def test_a_filter_as_a_rule_is_the_filter_of_the_product(pools_of):
     """Cutting the number at the filter's own cut gives the filter's own mask."""
     pools = pools_of()
-    decisions = {rule.name: rule.decide(pools) for rule in catalogue(Config(), 20, 20)}
+    decisions = {
+        rule.name: rule.decide(pools)
+        for rule in catalogue(Config.load("default", ["retrieve.k=20"]), 20, 20)
+    }
     default = decisions["default"]
     assert torch.equal(default.statistic >= 1 - 1e-5, default.keep)
     for name in ("ricci ge", "ricci le"):
