@@ -14,6 +14,7 @@ from ricci_gpu.serving.tasks import Failure, Outcome, Task
 ATTEMPTS = 2  # of a task whose worker died: the second time alone
 WEIGHT_OF_NEWS = 0.3  # in the running mean of the pace
 FIRST_BATCH = 16_384  # cost of a batch as long as the pace is not known
+HEADROOM = 0.6  # of a deadline is planned with: the pace to come is not the pace of late
 SHARE_OF_WAIT = 1 / 3  # of what waits in all: so much more may a batch hold, when much waits
 
 
@@ -41,8 +42,8 @@ class Waiting:
 class Batcher:
     """A bounded queue. Requests call `submit`; workers call `take` and `done` or `give_back`.
 
-    Admission is by time: what would wait beyond its deadline, at the pace of late, is refused at
-    once with the seconds after which to try again. Nobody starves by priority beyond a deadline.
+    Admission is by time: what would wait for most of its deadline, at the pace of late, is refused
+    at once with the seconds after which to try again. Nobody starves by priority beyond a deadline.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class Batcher:
                 f"this request alone needs about {own:.1f} s, and its deadline is {seconds:g} s. "
                 "Send fewer or shorter documents.",
             )
-        if len(self._queue) >= self._settings.queue_requests or expected + own > seconds:
+        if len(self._queue) >= self._settings.queue_requests or (
+            expected > 0 and expected + own > HEADROOM * seconds
+        ):
             raise Refusal(
                 429,
                 f"the queue is full: {len(self._queue)} requests wait, about {expected:.1f} s of "
@@ -193,7 +196,7 @@ class Batcher:
             cost += each.cost
             seconds += self._seconds(each)
             # All have their answers when the batch is done, so it must be done in time for all.
-            target = min(target, each.deadline - now)
+            target = min(target, HEADROOM * (each.deadline - now))
             too_much = (
                 len(batch) == most.batch_requests
                 or pairs > most.batch_pairs

@@ -126,7 +126,7 @@ def test_what_would_be_late_is_refused_at_once(run):
         with pytest.raises(Refusal, match="Try again later, or with a later deadline") as error:
             await queue.submit(task(), 5.0)
         assert (error.value.status, error.value.retry_after) == (429, 2)
-        [fits] = await submitted(queue, task(), seconds=6.5)
+        [fits] = await submitted(queue, task(), seconds=10.5)
         queue.workers = 2
         assert queue.expected_wait() == pytest.approx(3.0)
         with pytest.raises(Refusal, match=r"^this request alone needs about 2\.0 s, and its") as e:
