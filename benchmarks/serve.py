@@ -40,6 +40,7 @@ from ricci_gpu.serving.vectors import encode
 
 PRESETS = ("default", "ricci_filtration")
 CLIENTS = (1, 16, 64, 256)
+SERVER = ("--set", "runtime.device=cpu", "--deadline-s", "300")
 PARTS = ("load", "kill", "overload", "fuzz")
 POOL, WORDS, WIDTH = (
     10,
@@ -361,17 +362,17 @@ def main() -> None:
     document |= {"bench": "serve", "pool": POOL, "words_per_document": WORDS}
     if "load" in parts:
         document |= measure_load(options)
-    cpu = ("--set", "runtime.device=cpu", "--deadline-s", "300")
     preset = next(iter(document["presets"]))
-    by_clients = document["presets"][preset]["texts"]["clients"]
-    capacity = by_clients[most_clients(by_clients)]["requests_per_s"]
-    with server(*cpu) as (port, process):
-        if "kill" in parts:
-            sent = encoded(text_bodies(32), preset)
+    if "kill" in parts:
+        sent = encoded(text_bodies(32), preset)
+        with server(*SERVER) as (port, process):
             document["worker_kill"] = asyncio.run(kill(port, process, sent, options.kill_seconds))
-        if "overload" in parts:
-            rate, seconds = 4 * capacity, options.overload_seconds
-            console.print(f"overload for {seconds:g} s at {rate:.1f} requests / s")
+    if "overload" in parts:
+        by_clients = document["presets"][preset]["texts"]["clients"]
+        rate = 4 * by_clients[most_clients(by_clients)]["requests_per_s"]
+        seconds = options.overload_seconds
+        console.print(f"overload for {seconds:g} s at {rate:.1f} requests / s")
+        with server(*SERVER) as (port, process):
             flood = overload(port, process, text_bodies(1024), preset, rate, seconds)
             document["overload"] = asyncio.run(flood)
     if "fuzz" in parts:
@@ -391,7 +392,7 @@ def measure_load(options) -> dict:
     presets = Presets(PRESETS, ["runtime.device=cpu"])
     engine = Engine(presets.choose().config)
     rates: dict[str, dict[str, dict]] = {}
-    with server("--set", "runtime.device=cpu", "--deadline-s", "300") as (port, _):
+    with server(*SERVER) as (port, _):
         for preset in chosen:
             rates[preset] = {
                 kind: measure(preset, kind, options, engine, presets, port)

@@ -19,7 +19,8 @@ class RerankAPI(litserve.LitAPI):
 
     def setup(self, device: str) -> None:
         presets = Presets(["default"], [f"runtime.device={device}"])
-        self.choice, self.engine = presets.choose(), Engine(presets.choose().config)
+        self.choice = presets.choose()
+        self.engine = Engine(self.choice.config)
         self.engine.warm_up(presets.configs)
 
     def decode_request(self, request: dict[str, Any]) -> Task:
@@ -36,5 +37,4 @@ class RerankAPI(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    app = RerankAPI(max_batch_size=64, batch_timeout=0.005)
-    litserve.LitServer(app).run(host="127.0.0.1", port=8000)
+    litserve.LitServer(RerankAPI(max_batch_size=64, batch_timeout=0.005)).run(host="127.0.0.1")

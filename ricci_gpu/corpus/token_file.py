@@ -91,7 +91,7 @@ def read_spans(
 @contextmanager
 def _reader(array: np.ndarray) -> Iterator[Callable[[np.ndarray, int], None]]:
     """A function that fills an array with the rows from a certain one on."""
-    if not isinstance(array, np.memmap):
+    if not isinstance(array, MappedRows):
 
         def copy(target: np.ndarray, start: int) -> None:
             target[:] = array[start : start + len(target)]
@@ -105,7 +105,7 @@ def _reader(array: np.ndarray) -> Iterator[Callable[[np.ndarray, int], None]]:
         raise InputError(f"{path}: can no longer be read ({error}). Restore it.") from error
     changed = InputError(f"{path}: was replaced while it was in use. Open the store again.")
     with file:
-        if isinstance(array, MappedRows) and array.identity != _identity(file.fileno()):
+        if array.identity != _identity(file.fileno()):
             raise changed
 
         def read(target: np.ndarray, start: int) -> None:

@@ -108,18 +108,10 @@ class RememberedAnswers:
         self, conversations: Sequence[Sequence[Message]], max_tokens: int
     ) -> Sequence[str | None]:
         """As the generator; a crash costs at most `SLICE` answers."""
-        known = self._kept.read()
         keys = [key_of_request(self._name, max_tokens, list(each)) for each in conversations]
-        asked = dict(zip(keys, conversations, strict=True))
-        new = [key for key in asked if key not in known]
-        for start in range(0, len(new), SLICE):
-            part = new[start : start + SLICE]
-            made = self._generator.ask([asked[key] for key in part], max_tokens)
-            answers = {key: text for key, text in zip(part, made, strict=True) if text is not None}
-            if answers:
-                self._kept.append(answers)
-            known |= answers
-        return [known.get(key) for key in keys]
+        return self._kept.complete(
+            conversations, keys, lambda part: self._generator.ask(part, max_tokens), SLICE
+        )
 
 
 def answer_questions(

@@ -58,15 +58,14 @@ def batches_by_length(lengths: Sequence[int], budget: Budget) -> Iterator[np.nda
     A single row may exceed the budget; it then has a batch of its own.
     """
     order = np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable")
-    start = longest = padding = 0
+    start = padding = 0
     for end, row in enumerate(order.tolist()):
-        if end == start:
-            longest, padding = lengths[row], 0
-            continue
+        longest = lengths[order[start]]
         padding += longest - lengths[row]
-        if longest * (end + 1 - start) > budget.tokens or padding > budget.padding:
+        full = longest * (end + 1 - start) > budget.tokens or padding > budget.padding
+        if full and end > start:
             yield order[start:end]
-            start, longest, padding = end, lengths[row], 0
+            start, padding = end, 0
     if start < len(order):
         yield order[start:]
 

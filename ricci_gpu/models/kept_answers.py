@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Request = TypeVar("Request")
 
 
 class KeptAnswers:
@@ -32,6 +34,36 @@ class KeptAnswers:
                 except (ValueError, KeyError, TypeError):
                     continue  # cut short by a crash
         return known
+
+    def complete(
+        self,
+        requests: Sequence[Request],
+        keys: Sequence[str],
+        ask: Callable[[list[Request]], Sequence[Any]],
+        at_once: int,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Any]:
+        """The answer to each request, None where there is none; only what is new is asked for.
+
+        Args:
+            keys: of the answers; equal requests have equal ones.
+            ask: answers some requests, with None where it has no answer: that is not kept.
+            at_once: requests asked between two writes; a crash costs at most their answers.
+            progress: called with the number of requests done and their total.
+        """
+        known = self.read()
+        request_of = dict(zip(keys, requests, strict=True))
+        new = [key for key in request_of if key not in known]
+        for start in range(0, len(new), at_once):
+            part = new[start : start + at_once]
+            answers = ask([request_of[key] for key in part])
+            made = {key: each for key, each in zip(part, answers, strict=True) if each is not None}
+            if made:
+                self.append(made)
+            known |= made
+            if progress is not None:
+                progress(len(requests) - len(new) + start + len(part), len(requests))
+        return [known.get(key) for key in keys]
 
     def append(self, answers: Mapping[str, Any]) -> None:
         """Keep some more."""

@@ -109,24 +109,8 @@ class RememberedGrades:
         self, pairs: Sequence[tuple[str, str]], progress: Progress | None = None
     ) -> list[float | None]:
         require_pairs(pairs)
-        known = self._kept.read()
-        key_of = {pair: key_of_request(self.fingerprint, *pair) for pair in pairs}
-        new = [pair for pair, key in key_of.items() if key not in known]
-        done = len(pairs) - len(new)
-        for start in range(0, len(new), SLICE):
-            part = new[start : start + SLICE]
-            grades = self._grader.grade(part)
-            made = {
-                key_of[pair]: grade
-                for pair, grade in zip(part, grades, strict=True)
-                if grade is not None
-            }
-            self._kept.append(made)
-            known |= made
-            done += len(part)
-            if progress is not None:
-                progress(done, len(pairs))
-        return [known.get(key_of[pair]) for pair in pairs]
+        keys = [key_of_request(self.fingerprint, *pair) for pair in pairs]
+        return self._kept.complete(pairs, keys, self._grader.grade, SLICE, progress)
 
 
 def conversation(query: str, passage: str) -> list[Message]:
