@@ -19,7 +19,7 @@ import torch
 from ricci_gpu.errors import InputError, SettingError
 from ricci_gpu.ops.adjacency import EdgeList, to_matrix
 from ricci_gpu.ops.distances import shortest_paths
-from ricci_gpu.ops.kernels import on_kernels
+from ricci_gpu.ops.kernels import define_kernel, on_kernels
 from ricci_gpu.ops.measures import node_measures
 from ricci_gpu.ops.transport import TransportProblems
 from ricci_gpu.ops.transport.interface import TransportSolution, TransportSolver
@@ -225,14 +225,14 @@ def _launch_shapes(weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(weight), per_graph.bool(), per_graph
 
 
-torch.library.define(
-    "ricci_gpu::flow_kernel",
+define_kernel(
+    "flow_kernel",
     "(Tensor weight, Tensor source, Tensor target, Tensor counts, int nodes, float alpha, float p,"
     " float step, int iterations, float epsilon, int sinkhorn_iterations, float tolerance)"
     " -> (Tensor, Tensor, Tensor)",
+    _launch,
+    _launch_shapes,
 )
-torch.library.impl("ricci_gpu::flow_kernel", ("cpu", "cuda"), _launch)
-torch.library.register_fake("ricci_gpu::flow_kernel", _launch_shapes)
 
 
 def _checked_lengths(weight: Float[Tensor, "B E"], edges: EdgeList) -> Float[Tensor, "B E"]:

@@ -1,7 +1,9 @@
-"""Whether the Triton kernels of `ricci_kernels` serve a tensor."""
+"""Whether the Triton kernels of `ricci_kernels` serve a tensor, and how torch calls them."""
 
 import logging
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -28,6 +30,23 @@ def require_kernels(what: str) -> None:
         import ricci_kernels.maxsim  # noqa: F401
     except ImportError as error:
         raise missing("triton", what, "triton") from error
+
+
+def define_kernel(
+    name: str, signature: str, launch: Callable[..., Any], shapes: Callable[..., Any]
+) -> None:
+    """Make a launch the operator ``ricci_gpu::name``: models that call it compile and export whole.
+
+    The launch itself refuses tensors on a CPU, except in Triton's interpreter.
+
+    Args:
+        signature: arguments and results, as `torch.library.define` takes them.
+        shapes: empty results for the same arguments, from which a compiler learns their shapes.
+    """
+    operator = f"ricci_gpu::{name}"
+    torch.library.define(operator, signature)
+    torch.library.impl(operator, ("cpu", "cuda"), launch)
+    torch.library.register_fake(operator, shapes)
 
 
 @cache

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ricci_gpu.errors import InputError, SettingError
-from ricci_gpu.ops.kernels import on_kernels
+from ricci_gpu.ops.kernels import define_kernel, on_kernels
 from ricci_gpu.shapes import Bool, Float, Tensor
 
 # Masses of interchangeable chunks are all exactly the mean; float32 sums them to within 1e-6.
@@ -143,12 +143,10 @@ def _launch_shapes(maxima: Tensor, mass: Tensor, *_: Any) -> tuple[Tensor, Tenso
     return maxima.new_empty(maxima.shape[:2]), maxima.new_empty(maxima.shape[:1])
 
 
-# As an operator, a model that calls it can be compiled and exported whole. The launch itself
-# refuses tensors on a CPU, except in Triton's interpreter.
-torch.library.define(
-    "ricci_gpu::token_transport_kernel",
+define_kernel(
+    "token_transport_kernel",
     "(Tensor maxima, Tensor mass, Tensor candidate_mask, float temperature, int steps)"
     " -> (Tensor, Tensor)",
+    _launch,
+    _launch_shapes,
 )
-torch.library.impl("ricci_gpu::token_transport_kernel", ("cpu", "cuda"), _launch)
-torch.library.register_fake("ricci_gpu::token_transport_kernel", _launch_shapes)

@@ -6,7 +6,7 @@ one launch in place of two stable sorts; the order is the same.
 
 import torch
 
-from ricci_gpu.ops.kernels import on_kernels
+from ricci_gpu.ops.kernels import define_kernel, on_kernels
 from ricci_gpu.shapes import Bool, Float, Int, Tensor
 
 # Candidates of a row that the Triton kernel takes.
@@ -52,8 +52,9 @@ def _launch(score: Tensor, mask: Tensor) -> Tensor:
     return kernel(score, mask)
 
 
-torch.library.define("ricci_gpu::order_kernel", "(Tensor score, Tensor mask) -> Tensor")
-torch.library.impl("ricci_gpu::order_kernel", ("cpu", "cuda"), _launch)
-torch.library.register_fake(
-    "ricci_gpu::order_kernel", lambda score, mask: torch.empty_like(score, dtype=torch.int64)
+define_kernel(
+    "order_kernel",
+    "(Tensor score, Tensor mask) -> Tensor",
+    _launch,
+    lambda score, mask: torch.empty_like(score, dtype=torch.int64),
 )

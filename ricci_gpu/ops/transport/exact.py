@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ricci_gpu.errors import InputError
-from ricci_gpu.ops.kernels import on_kernels
+from ricci_gpu.ops.kernels import define_kernel, on_kernels
 from ricci_gpu.ops.transport.interface import SOLVERS, TransportProblems, TransportSolution
 from ricci_gpu.shapes import Float, Tensor
 
@@ -334,10 +334,10 @@ def _launch_shapes(distance: Tensor, measure: Tensor, source: Tensor, *_: Tensor
     return distance.new_empty(source.shape), distance.new_empty(source.shape)
 
 
-torch.library.define(
-    "ricci_gpu::exact_kernel",
+define_kernel(
+    "exact_kernel",
     "(Tensor distance, Tensor measure, Tensor source, Tensor target, Tensor counts)"
     " -> (Tensor, Tensor)",
+    _launch,
+    _launch_shapes,
 )
-torch.library.impl("ricci_gpu::exact_kernel", ("cpu", "cuda"), _launch)
-torch.library.register_fake("ricci_gpu::exact_kernel", _launch_shapes)
